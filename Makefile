@@ -1,0 +1,38 @@
+# Every target does the set-up it needs, into .venv, and exits non-zero when what it shows is missed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Bits depend on the number of threads. One thread is what the exactness promise is tested with, and it is fast on small nets.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check exactness
+
+help:  ## Say what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: .venv/.ready  ## Install milepost and all it is developed with into .venv
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("milepost needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sb3,dev]'
+	touch $@
+
+demo: setup  ## Kill real training runs again and again; show that they end bit for bit like the undisturbed ones
+	$(BIN)/python examples/demo.py
+
+test: setup  ## Run the tests
+	$(BIN)/python -m pytest
+
+test-all: test  ## Run every test there is (today the same; heavy stacks get their tests here)
+
+exactness: setup  ## Run only the tests of the promise: a killed and resumed run ends with the same bits
+	$(BIN)/python -m pytest tests/adapters/test_sb3_exact.py
+
+check: setup  ## Check format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports

@@ -1,0 +1,74 @@
+"""Find the callbacks of a ``learn()`` call, put ours first, and carry the others' counters through a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback
+
+from milepost.errors import UsageError
+
+NOT_STATE = {"model", "locals", "globals", "parent", "callback", "callbacks", "callback_on_new_best", "eval_env", "verbose", "pbar",
+             "_total_max_episodes"}  # fmt: skip
+"""Attributes that lead elsewhere, show progress, or are computed anew by ``init_callback``."""
+
+
+def walk(callback: BaseCallback, path: str = "callback") -> Iterator[tuple[str, BaseCallback]]:
+    """Yield every callback below and with ``callback``, each under a path that says where it sits and what it is."""
+    here = f"{path}:{type(callback).__name__}"
+    yield here, callback
+    if isinstance(callback, CallbackList):
+        for index, child in enumerate(callback.callbacks):
+            yield from walk(child, f"{here}/{index}")
+        return
+    if isinstance(callback, EventCallback) and callback.callback is not None:
+        yield from walk(callback.callback, f"{here}/event")
+    if isinstance(callback, EvalCallback) and callback.callback_on_new_best is not None:
+        yield from walk(callback.callback_on_new_best, f"{here}/best")
+
+
+def others(root: BaseCallback, ours: BaseCallback) -> list[tuple[str, BaseCallback]]:
+    """Return all callbacks but lists and ``ours``, which comes first and so does not move the paths of the rest."""
+    return [(path, callback) for path, callback in walk(root) if callback is not ours and not isinstance(callback, CallbackList)]
+
+
+def evaluations(root: BaseCallback) -> list[tuple[str, EvalCallback]]:
+    """Return the callbacks that evaluate the policy."""
+    return [(path, callback) for path, callback in walk(root) if isinstance(callback, EvalCallback)]
+
+
+def move_to_front(root: BaseCallback, ours: BaseCallback) -> None:
+    """Make ``ours`` the first callback of its list, and that list the first of its own.
+
+    A restore then comes before every other callback's ``on_step``, and an evaluation due at the saved step is made
+    exactly once. Called while each of these lists is being iterated at the very element that moves to the front, which
+    leaves the rest of the iteration as it was.
+    """
+    if root is ours:
+        return
+    way = _way_to(root, ours)
+    if way is None:
+        hint = "pass it to learn(callback=[Checkpointing(...), ...]), not inside another callback"
+        raise UsageError("Checkpointing does not see the rollouts from here", kind="callback-place", hint=hint)
+    if sum(isinstance(callback, type(ours)) for _, callback in walk(root)) > 1:
+        raise UsageError("there are two Checkpointing callbacks in one learn()", kind="callback-place", hint="use one")
+    for parent, child in way:
+        parent.callbacks.remove(child)
+        parent.callbacks.insert(0, child)
+
+
+def _way_to(root: BaseCallback, ours: BaseCallback) -> list[tuple[CallbackList, BaseCallback]] | None:
+    if not isinstance(root, CallbackList):
+        return None
+    for child in root.callbacks:
+        if child is ours:
+            return [(root, child)]
+        if (way := _way_to(child, ours)) is not None:
+            return [(root, child), *way]
+    return None
+
+
+def last_evaluation(callback: EvalCallback) -> int:
+    """Return how often ``callback`` has been called if its last call evaluated the policy, else 0."""
+    calls = callback.n_calls
+    return calls if callback.eval_freq > 0 and calls % callback.eval_freq == 0 else 0

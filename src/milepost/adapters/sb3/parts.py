@@ -1,0 +1,377 @@
+"""Take a Stable-Baselines3 run apart into components, each of which can be read and written in place.
+
+What is where, and why each piece is needed, is listed in ``docs/`` under Stable-Baselines3. Buffers and parameters are
+given as references: the engine copies them while training waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.distributions import StateDependentNoiseDistribution
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch import nn
+
+from milepost import envs
+from milepost.adapters.sb3 import callbacks as tree
+from milepost.adapters.sb3 import subject as about
+from milepost.adapters.sb3.logs import capture_logger, restore_logger
+from milepost.adapters.sb3.subject import Subject
+from milepost.clock import SystemClock
+from milepost.envs.capture import capture_layer, restore_layer
+from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.records import Difference, LeafSpec
+from milepost.state.kinds import register_in_place
+from milepost.state.rng import Rng
+
+_NORMALIZER = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
+_HELD_ELSEWHERE = {"policy", "env", "_vec_normalize_env", "replay_buffer", "rollout_buffer", "_logger", "action_noise"}
+# Set by every learn() or by the constructor's arguments: the script of today decides.
+_SET_ANEW = {"_total_timesteps", "start_time", "verbose", "_custom_logger", "n_envs", "lr_schedule", "exploration_schedule",
+             "ent_coef_tensor", "policy_class"}  # fmt: skip
+_BUFFER_SHAPE = {"buffer_size", "n_envs", "obs_shape", "action_dim", "observation_space", "action_space", "env"}
+_MODULE_OWN = frozenset(vars(nn.Module())) | {"observation_space", "action_space"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Be one component of the state: read by ``capture``, written in place by ``restore``."""
+
+    name: str
+    subject: Subject
+    capture: Callable[[Subject, Recorder], Any]
+    restore: Callable[[Subject, Any], None]
+
+    def state_dict(self) -> Any:
+        """Return the component's tree, and note what is not in it."""
+        recorder = Recorder()
+        state = self.capture(self.subject, recorder)
+        self.subject.left_out[self.name] = tuple(recorder.left_out)
+        return state
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Overwrite the live objects."""
+        self.restore(self.subject, state)
+
+
+class ArrayPart(Part):
+    """Be a component whose arrays are the live objects' own, so that bytes can be read straight to where they belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreePart(Part):
+    """Be a component whose live shape says nothing about the saved one; it knows itself what does not fit."""
+
+    compare: Callable[[Subject, Any], list[Difference]]
+
+    def state_differences(self, saved: Any, /) -> list[Difference]:
+        """Return what does not fit."""
+        return self.compare(self.subject, saved)
+
+
+register_in_place(ArrayPart)
+
+
+def build(subject: Subject) -> dict[str, Any]:
+    """Return the components of the run in the order in which they are restored; generators come last."""
+    model = subject.model
+    on_policy = isinstance(model, OnPolicyAlgorithm)
+    parts: list[Part] = [
+        ArrayPart("policy", subject, _policy, _set_policy),
+        FreePart("optimizer", subject, _optimizer, _set_optimizer, _optimizer_differences),
+        FreePart("counters", subject, _counters, _set_counters, _counter_differences),
+        FreePart("rollout", subject, _rollout, _set_rollout, _anything) if on_policy else ArrayPart("replay", subject, _replay, _set_replay),
+        FreePart("envs", subject, _envs, _set_envs, _env_differences),
+        FreePart("extra", subject, _extra, _set_extra, _callback_differences),
+    ]
+    if next(about.normalizers(model.env), None) is not None:
+        parts.insert(4, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
+    if tree.evaluations(subject.root):
+        parts.append(FreePart("evaluation", subject, _evaluation, _set_evaluation, _evaluation_differences))
+    return {**{part.name: part for part in parts}, "rng": Rng()}
+
+
+def _anything(subject: Subject, saved: Any) -> list[Difference]:
+    return []
+
+
+# policy: parameters, targets and batch statistics of all modules, and learned tensors outside them
+
+
+def _policy(subject: Subject, recorder: Recorder) -> Any:
+    modules = {name: dict(module.state_dict()) for name, module in about.own_modules(subject.model).items()}
+    return {**modules, **{name: tensor.detach() for name, tensor in about.own_parameters(subject.model).items()}}
+
+
+def _set_policy(subject: Subject, state: Any) -> None:
+    for name, module in about.own_modules(subject.model).items():
+        module.load_state_dict(state[name])
+    for name, tensor in about.own_parameters(subject.model).items():
+        # The optimizer holds this very tensor: another one in its place would never be learned again.
+        tensor.data.copy_(state[name])
+
+
+# optimizer
+
+
+def _optimizer(subject: Subject, recorder: Recorder) -> Any:
+    return {name: optimizer.state_dict() for name, optimizer in about.optimizers(subject.model).items()}
+
+
+def _set_optimizer(subject: Subject, state: Any) -> None:
+    for name, optimizer in about.optimizers(subject.model).items():
+        optimizer.load_state_dict(state[name])
+
+
+def _optimizer_differences(subject: Subject, saved: Any) -> list[Difference]:
+    live = about.optimizers(subject.model)
+    found = [Difference(name, "an optimizer", "none", "missing") for name in saved if name not in live]
+    found += [Difference(name, "none", "an optimizer", "unexpected") for name in live if name not in saved]
+    for name, optimizer in live.items():
+        if name in saved:
+            found += _moment_differences(name, optimizer, saved[name])
+    return found
+
+
+def _moment_differences(name: str, optimizer: torch.optim.Optimizer, saved: Any) -> list[Difference]:
+    live = [len(group["params"]) for group in optimizer.param_groups]
+    there = [len(group["params"]) for group in saved["param_groups"]]
+    if live != there:
+        return [Difference(f"{name}/param_groups", str(there), str(live), "shape")]
+    shapes = dict(enumerate(tuple(tensor.shape) for group in optimizer.param_groups for tensor in group["params"]))
+    return [
+        Difference(f"{name}/state/{index}/{key}", str(leaf), str(list(shapes[index])), "shape")
+        for index, moments in saved["state"].items()
+        for key, leaf in moments.items()
+        if isinstance(leaf, LeafSpec) and leaf.shape not in ((), shapes[index])
+    ]
+
+
+# counters: the model's own attributes, and the adapter's marks
+
+
+def _counters(subject: Subject, recorder: Recorder) -> Any:
+    model, marks = subject.model, subject.marks
+    skip = _HELD_ELSEWHERE | _SET_ANEW | about.configured(model) | _aliases(subject)
+    return {
+        "algorithm": class_name(model),
+        "model": recorder.attributes(model, "model", skip=skip),
+        "settings": subject.settings(model, "model", about.configured(model) - _HELD_ELSEWHERE),
+        "elapsed_ns": SystemClock().wall_ns() - int(model.start_time),
+        "training": model.policy.training,
+        "marks": {"learn": marks.learn, "ended": marks.ended, "total": marks.total, "ends": list(marks.ends),
+                  "episodes": marks.episodes, "reported": dict(marks.reported)},
+    }  # fmt: skip
+
+
+def _set_counters(subject: Subject, state: Any) -> None:
+    model, marks, refiller = subject.model, subject.marks, Refiller()
+    refiller.attributes(model, state["model"], "model")
+    refiller.attributes(model, state["settings"], "settings")
+    # Frames per second and elapsed time go on from where they were.
+    model.start_time = SystemClock().wall_ns() - state["elapsed_ns"]
+    model.policy.set_training_mode(state["training"])
+    saved = state["marks"]
+    marks.episodes, marks.ends, marks.reported = saved["episodes"], list(saved["ends"]), dict(saved["reported"])
+
+
+def _aliases(subject: Subject) -> set[str]:
+    """Return the model's attributes that are the policy's own modules and tensors, or learned, or optimizers."""
+    tensors = {id(value) for value in subject.model.policy.state_dict(keep_vars=True).values()}
+    held = {id(value) for value in (*about.optimizers(subject.model).values(), *about.own_parameters(subject.model).values())}
+    return {
+        name
+        for name, value in vars(subject.model).items()
+        if isinstance(value, nn.Module)
+        or id(value) in held
+        or (isinstance(value, list) and name.endswith(("batch_norm_stats", "batch_norm_stats_target")))
+        or (isinstance(value, list) and bool(value) and all(id(item) in tensors for item in value))
+    }
+
+
+def _counter_differences(subject: Subject, saved: Any) -> list[Difference]:
+    model, found = subject.model, []
+    if saved["algorithm"] != class_name(model):
+        found.append(Difference("algorithm", saved["algorithm"], class_name(model), "type"))
+    marks = saved["marks"]
+    if marks["learn"] == subject.marks.learn and marks["total"] != subject.marks.total and about.depends_on_total(model):
+        found.append(Difference("total_timesteps", str(marks["total"]), str(subject.marks.total), "schedule"))
+    return found
+
+
+# rollout and replay
+
+
+def _rollout(subject: Subject, recorder: Recorder) -> Any:
+    """Return the rollout buffer; at a boundary it has just been emptied, and only its cursors say something."""
+    buffer: Any = subject.model.rollout_buffer  # type: ignore[attr-defined]
+    skip = about.configured(buffer) | _BUFFER_SHAPE
+    if not (buffer.pos or buffer.full):
+        skip |= {name for name, value in vars(buffer).items() if isinstance(value, (np.ndarray, dict))}
+    return recorder.attributes(buffer, "rollout_buffer", skip=skip)
+
+
+def _set_rollout(subject: Subject, state: Any) -> None:
+    buffer: Any = subject.model.rollout_buffer  # type: ignore[attr-defined]
+    if not state["full"]:
+        buffer.reset()
+    Refiller().attributes(buffer, state, "rollout_buffer")
+
+
+def _replay(subject: Subject, recorder: Recorder) -> Any:
+    buffer: Any = subject.model.replay_buffer  # type: ignore[attr-defined]
+    return recorder.attributes(buffer, "replay_buffer", skip=about.configured(buffer) | _BUFFER_SHAPE)
+
+
+def _set_replay(subject: Subject, state: Any) -> None:
+    buffer: Any = subject.model.replay_buffer  # type: ignore[attr-defined]
+    Refiller().attributes(buffer, {name: _into(vars(buffer).get(name), saved) for name, saved in state.items()}, "replay_buffer")
+
+
+def _into(live: Any, saved: Any) -> Any:
+    """Copy arrays into the live ones, which may be as large as the machine, and return those."""
+    if isinstance(live, dict) and isinstance(saved, dict) and live.keys() == saved.keys():
+        return {name: _into(live[name], saved[name]) for name in live}
+    if isinstance(live, np.ndarray) and isinstance(saved, np.ndarray) and live.shape == saved.shape and live.dtype == saved.dtype:
+        if live is not saved:
+            live[...] = saved
+        return live
+    return saved
+
+
+# normalizer and envs
+
+
+def _normalizer(subject: Subject, recorder: Recorder) -> Any:
+    return [capture_layer(layer, recorder, "VecNormalize") for layer in about.normalizers(subject.model.env)]
+
+
+def _set_normalizer(subject: Subject, state: Any) -> None:
+    for layer, saved in zip(about.normalizers(subject.model.env), state, strict=True):
+        restore_layer(layer, saved, Refiller(), "VecNormalize")
+
+
+def _normalizer_differences(subject: Subject, saved: Any) -> list[Difference]:
+    live = len(list(about.normalizers(subject.model.env)))
+    return [] if live == len(saved) else [Difference("layers", str(len(saved)), str(live), "env")]
+
+
+def _envs(subject: Subject, recorder: Recorder) -> Any:
+    state = envs.capture(subject.model.env, elsewhere=(_NORMALIZER,))
+    recorder.left_out += state.left_out
+    return state.tree
+
+
+def _set_envs(subject: Subject, state: Any) -> None:
+    envs.restore(subject.model.env, state)
+
+
+def _env_differences(subject: Subject, saved: Any) -> list[Difference]:
+    return envs.differences(subject.model.env, saved)
+
+
+# extra: action noise, exploration matrices, the policy's changed attributes, logs, other callbacks
+
+
+def _extra(subject: Subject, recorder: Recorder) -> Any:
+    model = subject.model
+    return {
+        "action_noise": _action_noise(model.action_noise, recorder),
+        "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
+        "modules": {name: subject.settings(module, f"policy.{name}", _own_names(module)) for name, module in model.policy.named_modules()},
+        "logger": capture_logger(model.logger, recorder, "logger"),
+        "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
+    }
+
+
+def _set_extra(subject: Subject, state: Any) -> None:
+    model, refiller = subject.model, Refiller()
+    if state["action_noise"] is not None and model.action_noise is not None:
+        refiller.attributes(model.action_noise, state["action_noise"], "action_noise")
+    for name, owner in _exploring(subject):
+        vars(owner).update({key: tensor.to(model.device) for key, tensor in state["exploration"].get(name, {}).items()})
+    for name, module in model.policy.named_modules():
+        refiller.attributes(module, state["modules"].get(name, {}), f"policy.{name}")
+    restore_logger(model.logger, state["logger"], refiller, model.num_timesteps, "logger")
+    for path, callback in _plain_callbacks(subject):
+        _set_callback(callback, state["callbacks"].get(path), refiller, path)
+
+
+def _action_noise(noise: Any, recorder: Recorder) -> Any:
+    return None if noise is None else recorder.attributes(noise, "action_noise")
+
+
+def _exploring(subject: Subject) -> list[tuple[str, StateDependentNoiseDistribution]]:
+    return [
+        (f"{name}.{attribute}", value)
+        for name, module in subject.model.policy.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, StateDependentNoiseDistribution)
+    ]
+
+
+def _matrices(owner: StateDependentNoiseDistribution) -> dict[str, torch.Tensor]:
+    """Return the noise matrices of gSDE, which no ``state_dict`` holds."""
+    names = ("exploration_mat", "exploration_matrices")
+    return {name: vars(owner)[name].detach() for name in names if name in vars(owner)}
+
+
+def _own_names(module: nn.Module) -> frozenset[str]:
+    return frozenset(vars(module)) - _MODULE_OWN
+
+
+def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
+    return [(path, callback) for path, callback in tree.others(subject.root, subject.ours) if not isinstance(callback, EvalCallback)]
+
+
+def _callback(subject: Subject, path: str, callback: Any, recorder: Recorder) -> Any:
+    names = about.configured(callback) - tree.NOT_STATE
+    state = recorder.attributes(callback, path, skip=tree.NOT_STATE | names)
+    return {"state": state, "settings": subject.settings(callback, path, names)}
+
+
+def _set_callback(callback: Any, saved: Any, refiller: Refiller, path: str) -> None:
+    if saved is not None:
+        refiller.attributes(callback, saved["state"], path)
+        refiller.attributes(callback, saved["settings"], f"{path} settings")
+
+
+def _callback_differences(subject: Subject, saved: Any) -> list[Difference]:
+    return _path_differences(saved["callbacks"], [path for path, _ in _plain_callbacks(subject)])
+
+
+def _path_differences(saved: Any, live: list[str]) -> list[Difference]:
+    gone = [Difference(path, "a callback", "none", "code") for path in saved if path not in live]
+    return gone + [Difference(path, "none", "a callback", "code") for path in live if path not in saved]
+
+
+# evaluation: counters, best score, and the env they are measured on
+
+
+def _evaluation(subject: Subject, recorder: Recorder) -> Any:
+    found = {}
+    for path, callback in tree.evaluations(subject.root):
+        env = envs.capture(callback.eval_env)
+        recorder.left_out += [LeftOut(f"{path}.eval_env/{left.path}", left.reason) for left in env.left_out]
+        found[path] = {"callback": _callback(subject, path, callback, recorder), "env": env.tree}
+    return found
+
+
+def _set_evaluation(subject: Subject, state: Any) -> None:
+    refiller = Refiller()
+    for path, callback in tree.evaluations(subject.root):
+        if path in state:
+            _set_callback(callback, state[path]["callback"], refiller, path)
+            envs.restore(callback.eval_env, state[path]["env"])
+
+
+def _evaluation_differences(subject: Subject, saved: Any) -> list[Difference]:
+    live = dict(tree.evaluations(subject.root))
+    both = [path for path in live if path in saved]
+    found = [difference for path in both for difference in envs.differences(live[path].eval_env, saved[path]["env"], f"{path}.eval_env")]
+    return _path_differences(saved, list(live)) + found

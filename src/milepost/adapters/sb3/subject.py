@@ -1,0 +1,140 @@
+"""Know what one ``learn()`` call consists of: the model, its callbacks, its settings, and our own marks beside them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from torch import nn
+
+from milepost import envs
+from milepost.adapters.sb3 import callbacks as tree
+from milepost.envs.plain import ABSENT, LeftOut, Recorder, same
+
+
+@dataclass(slots=True)
+class Marks:
+    """Hold what the adapter itself counts. It travels with the checkpoint."""
+
+    learn: int = 0
+    ended: bool = False
+    total: int = 0
+    ends: list[int] = field(default_factory=list)
+    """The step at which each completed ``learn()`` ended, by ordinal."""
+    episodes: int = 0
+    reported: dict[str, int] = field(default_factory=dict)
+    """For each evaluation callback, the call that was reported last."""
+
+    def counters(self, model: BaseAlgorithm) -> dict[str, int]:
+        """Return what a generation's summary says, so that a start can be decided without loading anything."""
+        ended = {"learn": self.learn, "ended": int(self.ended), "total": self.total}
+        return {**ended, "episodes": self.episodes, "updates": model._n_updates}
+
+
+@dataclass(slots=True)
+class Subject:
+    """Hold one ``learn()`` call's objects and what its settings were before the first step."""
+
+    model: BaseAlgorithm
+    root: BaseCallback
+    ours: BaseCallback
+    marks: Marks
+    left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
+    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def settings(self, owner: object, path: str, names: frozenset[str]) -> dict[str, Any]:
+        """Return those of the attributes ``names`` which training has changed.
+
+        What the script sets, a changed script sets otherwise, and the script wins. What a callback has changed since (a
+        curriculum that lowers ``ent_coef``) is progress, and comes back. The first call for ``path`` fixes the baseline.
+        """
+        recorder = Recorder()
+        now = {name: recorder.value(value, name) for name, value in vars(owner).items() if name in names}
+        now = {name: value for name, value in now.items() if value is not ABSENT}
+        if path not in self.baseline:
+            self.baseline[path] = copy.deepcopy(now)
+        before = self.baseline[path]
+        return {name: value for name, value in now.items() if not same(before.get(name, ABSENT), value)}
+
+
+def configured(owner: object) -> frozenset[str]:
+    """Return the attributes of ``owner`` which its constructors' arguments set."""
+    inits = [vars(base)["__init__"] for base in type(owner).__mro__ if "__init__" in vars(base) and base is not object]
+    names = {name for init in inits for name in inspect.signature(init).parameters}
+    return frozenset(name for name in vars(owner) if name.lstrip("_") in names)
+
+
+def optimizers(model: BaseAlgorithm) -> dict[str, torch.optim.Optimizer]:
+    """Return every optimizer of the model and of the modules in its policy, each once, by where it is held."""
+    owners: list[tuple[str, object]] = [("", model)]
+    owners += [(f"{name}." if name else "policy.", module) for name, module in model.policy.named_modules()]
+    found: dict[str, torch.optim.Optimizer] = {}
+    for prefix, owner in owners:
+        for name, value in vars(owner).items():
+            if isinstance(value, torch.optim.Optimizer) and value not in found.values():
+                found[prefix + name] = value
+    return found
+
+
+def own_modules(model: BaseAlgorithm) -> dict[str, nn.Module]:
+    """Return the modules held by the model itself: its policy, and those which are not part of it."""
+    inside = set(map(id, model.policy.modules()))
+    others = {name: value for name, value in vars(model).items() if isinstance(value, nn.Module) and id(value) not in inside}
+    return {"policy": model.policy, **others}
+
+
+def own_parameters(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
+    """Return the learned tensors held by the model itself: SAC's ``log_ent_coef``."""
+    return {name: value for name, value in vars(model).items() if isinstance(value, torch.Tensor) and value.requires_grad}
+
+
+def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
+    """Yield the normalizing wrappers of the training env, outermost first."""
+    while env is not None:
+        if isinstance(env, VecNormalize):
+            yield env
+        env = getattr(env, "venv", None)
+
+
+def depends_on_total(model: BaseAlgorithm) -> bool:
+    """Return whether any schedule moves with the progress towards ``total_timesteps``."""
+    return any(_moves(value) for value in vars(model).values())
+
+
+def _moves(schedule: object) -> bool:
+    if isinstance(schedule, FloatSchedule):
+        return not isinstance(schedule.value_schedule, ConstantSchedule)
+    return isinstance(schedule, LinearSchedule) and schedule.start != schedule.end
+
+
+def fingerprint(subject: Subject) -> dict[str, str]:
+    """Return what must be equal for the same bits to come out, beside what the engine itself records."""
+    import gymnasium
+    import stable_baselines3
+
+    model = subject.model
+    settings = {name: _text(vars(model)[name]) for name in configured(model) if not name.startswith("_")}
+    drop = ("env", "policy", "tensorboard_log", "verbose", "device", "action_noise")
+    return {
+        "stable_baselines3": stable_baselines3.__version__,
+        "gymnasium": gymnasium.__version__,
+        "algorithm": type(model).__name__,
+        "policy": type(model.policy).__name__,
+        "device": str(model.device),
+        "envs": envs.describe(model.env),
+        "callbacks": " ".join(path for path, _ in tree.others(subject.root, subject.ours)),
+        "settings": " ".join(f"{name}={value}" for name, value in sorted(settings.items()) if value and name not in drop),
+    }
+
+
+def _text(value: object) -> str:
+    text = f"{type(value).__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
+    return "" if " at 0x" in text or len(text) > 200 else text

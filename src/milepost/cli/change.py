@@ -1,0 +1,77 @@
+"""Change what the next start begins from, and what stays: ``rollback``, ``reset``, ``pin``, ``unpin``. None loses anything."""
+
+from __future__ import annotations
+
+import click
+
+from milepost.cli import document
+from milepost.cli.options import open_store, verb
+from milepost.cli.refs import name_of, numbered, resolve
+from milepost.cli.text import plain
+from milepost.publish import pins
+from milepost.publish.view import read
+
+_take_over = click.option(
+    "--take-over", is_flag=True, help="Claim the run from a process that holds its lock; that process can save no more."
+)
+
+
+@verb
+@click.argument("ref")
+@_take_over
+def rollback(root: str, ref: str, take_over: bool, as_json: bool) -> None:
+    """Make an older generation the newest again, by publishing a new one with the same content.
+
+    History only grows: what came after it stays until retention takes it.
+    """
+    from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
+
+    target = resolve(read(open_store(root)), ref, root)
+    made = oneshot.rollback(root, target.number, take_over=take_over)
+    if as_json:
+        click.echo(document.encode("rollback", root, {"to": target.number, "generation": document.of_new(made)}))
+        return
+    click.echo(f"{name_of(made.number)} is the newest now, with the content of {name_of(target.number)} (step {made.step:,})")
+
+
+@verb
+@_take_over
+def reset(root: str, take_over: bool, as_json: bool) -> None:
+    """Set the run aside, within its directory, so that the next start is a fresh one."""
+    from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
+
+    record = oneshot.reset(root, take_over=take_over)
+    if as_json:
+        fields = {"run_id": record.run_id, "new_run_id": record.new_run_id, "moved_to": record.to}
+        click.echo(document.encode("reset", root, fields))
+        return
+    aside = plain(f"{root.rstrip('/')}/{record.to.rstrip('/')}")
+    click.echo(f"run {record.run_id} is set aside; the next start is a fresh one\nmilepost ls {aside} shows what it was")
+
+
+@verb
+@click.argument("ref", default="latest")
+def pin(root: str, ref: str, as_json: bool) -> None:
+    """Keep a generation (the latest by default) whatever retention says, until it is unpinned."""
+    store = open_store(root)
+    found = pins.pin(store, resolve(read(store), ref, root).number, by="milepost pin")
+    _say_pin("pin", root, found.number, f"{name_of(found.number)} (step {found.step:,}) stays until it is unpinned", as_json)
+
+
+@verb
+@click.argument("ref")
+def unpin(root: str, ref: str, as_json: bool) -> None:
+    """Leave a generation to retention again. The next save may take it."""
+    store = open_store(root)
+    view = read(store)
+    number = numbered(ref)
+    if number is None:
+        number = resolve(view, ref, root).number
+    pins.unpin(store, number)
+    what = "is left to retention again" if number in view.pins else "was not pinned"
+    _say_pin("unpin", root, number, f"{name_of(number)} {what}", as_json)
+
+
+def _say_pin(message_type: str, root: str, number: int, text: str, as_json: bool) -> None:
+    fields = {"number": number, "name": name_of(number)}
+    click.echo(document.encode(message_type, root, fields) if as_json else text)

@@ -1,0 +1,202 @@
+"""Lay leaves out as one safetensors file and stream it, hashing on the way.
+
+The file opens with any safetensors reader. What safetensors has no name for (complex, long double, datetime, text,
+big-endian, structured) is stored as ``U8`` with one more axis, the bytes of an element; the manifest knows the real dtype.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from milepost.encode.digest import Buffer, Digest, xxh3
+from milepost.errors import InternalError
+
+_PIECE_BYTES = 8 << 20
+_SMALL_BYTES = 1 << 20
+_ALIGNED_BYTES = 64
+_ODD = re.compile("[%\x00-\x1f\x7f\ud800-\udfff]")
+_SAFETENSORS_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Name one leaf to lay out. ``dtype`` is that of `milepost.records.LeafSpec`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLayout:
+    """Say where each byte of a blob goes, before one is written."""
+
+    header: bytes
+    """Everything before the first leaf: length, JSON and padding; a multiple of 64."""
+    offsets: tuple[tuple[int, int], ...]
+    """Bytes ``[start, stop)`` of the *file*, in the order of the items."""
+    order: tuple[int, ...]
+    """The items' indices in the order of their bytes: larger alignments first."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBlob:
+    """Say what was written."""
+
+    size_bytes: int
+    digest: str
+    """XXH3-128 of the whole file."""
+    leaf_digests: tuple[str, ...]
+    """XXH3-128 of each leaf, in the order of the items."""
+
+
+class Sink(Protocol):
+    """Take bytes in order, as `milepost.store.base.BlobWriter` does."""
+
+    def write(self, data: Buffer, /) -> None:
+        """Append ``data``."""
+
+
+def layout(items: Sequence[Item], metadata: Mapping[str, str]) -> BlobLayout:
+    """Return the layout of a blob with these leaves; pure.
+
+    Names that safetensors would refuse or confuse (empty, repeated, ``__metadata__``, control characters) are escaped.
+    """
+    order = tuple(sorted(range(len(items)), key=lambda index: (-_alignment(items[index]), index)))
+    spans = [(0, 0)] * len(items)
+    stop = 0
+    for index in order:
+        start, stop = stop, stop + items[index].size_bytes
+        spans[index] = (start, stop)
+    header = _header(items, _tensor_names(items), spans, metadata)
+    base = len(header)
+    return BlobLayout(header, tuple((base + start, base + stop) for start, stop in spans), order, base + stop)
+
+
+def write_blob(sink: Sink, plan: BlobLayout, views: Sequence[Buffer], known: Sequence[str | None] = ()) -> WrittenBlob:
+    """Write the blob to ``sink`` in large pieces, digesting each leaf and the whole file on the way.
+
+    ``views`` are the leaves' bytes in the order of the items. ``known`` may give digests already computed (None where not).
+    """
+    out = _Pieces(sink)
+    out.append(plan.header)
+    digests: list[str | None] = list(known) if known else [None] * len(views)
+    for index in plan.order:
+        start, stop = plan.offsets[index]
+        data = memoryview(views[index]).cast("B")
+        if len(data) != stop - start:
+            raise InternalError("a leaf has another size than its layout", kind="leaf-size", leaf=index, size_bytes=len(data))
+        digests[index] = out.append_leaf(data, digests[index])
+    out.flush()
+    return WrittenBlob(out.size_bytes, out.digest.hex(), tuple(digest or "" for digest in digests))
+
+
+class _Pieces:
+    """Gather small pieces and cut large ones, so that the sink sees calls of about one piece."""
+
+    __slots__ = ("_sink", "_small", "digest", "size_bytes")
+
+    def __init__(self, sink: Sink) -> None:
+        self.digest = Digest()
+        self.size_bytes = 0
+        self._sink = sink
+        self._small = bytearray()
+
+    def append_leaf(self, data: memoryview, known: str | None) -> str:
+        """Write one leaf and return its digest. Piece by piece, while the bytes of a piece are in the cache."""
+        if known is not None or len(data) <= _PIECE_BYTES:
+            self.append(data)
+            return known if known is not None else xxh3(data)
+        leaf = Digest()
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            leaf.update(piece)
+            self.append(piece)
+        return leaf.hex()
+
+    def append(self, data: Buffer) -> None:
+        if len(data) < _SMALL_BYTES:
+            self._small += data
+            if len(self._small) >= _PIECE_BYTES:
+                self.flush()
+            return
+        self.flush()
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE_BYTES):
+            self._write(view[start : start + _PIECE_BYTES])
+
+    def flush(self) -> None:
+        if self._small:
+            small, self._small = self._small, bytearray()
+            self._write(small)
+
+    def _write(self, data: Buffer) -> None:
+        self.digest.update(data)
+        self._sink.write(data)
+        self.size_bytes += len(data)
+
+
+def _header(items: Sequence[Item], names: Sequence[str], spans: Sequence[tuple[int, int]], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {_clean(key): _clean(value) for key, value in metadata.items()}}
+    for item, name, span in zip(items, names, spans, strict=True):
+        dtype, shape = _stored_as(item)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    # Trailing spaces are part of the format; with them the data starts aligned, so that a reader may map it.
+    text += b" " * (-(8 + len(text)) % _ALIGNED_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _stored_as(item: Item) -> tuple[str, list[int]]:
+    dtype = _SAFETENSORS_DTYPES.get(item.dtype)
+    return (dtype, list(item.shape)) if dtype else ("U8", [*item.shape, _element_bytes(item)])
+
+
+def _element_bytes(item: Item) -> int:
+    count = math.prod(item.shape)
+    return item.size_bytes // count if count else 0
+
+
+def _alignment(item: Item) -> int:
+    """Return the largest power of two, 16 at most, that divides the leaf's element: leaves in falling order need no holes."""
+    element = _element_bytes(item)
+    return min(element & -element, 16) or 16
+
+
+def _tensor_names(items: Sequence[Item]) -> list[str]:
+    """Return a distinct name for each item; the escapes begin with ``%``, which no cleaned name has in that form."""
+    names: list[str] = []
+    counts: dict[str, int] = {}
+    for item in items:
+        name = _clean(item.name)
+        name = f"%{name}" if name in ("", "__metadata__") else name
+        count = counts[name] = counts.get(name, 0) + 1
+        names.append(name if count == 1 else f"{name}%~{count}")
+    return names
+
+
+def _clean(text: str) -> str:
+    return _ODD.sub(lambda match: f"%{ord(match[0]):02X}", text)

@@ -1,0 +1,314 @@
+"""The engine users construct: claim a run root, resume from it, save to it at safe points, and say what is current."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Literal
+
+from milepost.clock import Clock, SystemClock
+from milepost.engine.arena import Arena
+from milepost.engine.background import Background
+from milepost.engine.capture import capture
+from milepost.engine.components import check_state
+from milepost.engine.metrics import Metrics
+from milepost.engine.mismatch import Answer, Mismatches
+from milepost.engine.opening import Opened, open_session
+from milepost.engine.relief import write_with_relief
+from milepost.engine.resuming import Resuming
+from milepost.engine.session import BLOB_BYTES, Order, Session
+from milepost.errors import ConflictError, MilepostError, SaveFailed, UsageError
+from milepost.lifecycle.recover import Which
+from milepost.lifecycle.retain import Keep
+from milepost.lifecycle.triggers import Reading, Trigger
+from milepost.publish.view import read
+from milepost.records import Exactness, Metric, Restored, Summary
+from milepost.store.base import Store
+from milepost.store.resolve import open_store
+
+log = logging.getLogger("milepost")
+
+
+class CheckpointEngine:
+    """Keep one training run alive: everything in ``state`` is saved together and comes back together.
+
+    ``root`` is a directory, a URL or a store. ``state`` maps component names (``policy``, ``optimizer``, ``replay``,
+    ``envs``, ``rng``, ``counters``, ...) to objects with ``state_dict``/``load_state_dict`` or to plain trees, which are
+    read and overwritten in place. ``when`` says when a save is due, ``keep`` which generations stay.
+
+    ``exactness`` says of a component, for the manifest, that it is ``approximate`` or ``not captured``, and why.
+    ``fingerprint`` names what must be equal for the same bits to come out (``{"env/id": "CartPole-v1"}``).
+    ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
+    an error. ``on_save_error="warn"`` trains on through up to ``save_errors_max`` failed saves in a row.
+    ``writer="inline"`` saves in the calling thread. ``lease_wait`` is how many seconds to wait for another writer to end;
+    ``take_over`` claims the root without waiting. ``health_eval`` is called after a resume; False means: not this one.
+
+    One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Store,
+        *,
+        state: Mapping[str, object],
+        when: Trigger | None = None,
+        keep: Keep | None = None,
+        exactness: Mapping[str, tuple[Exactness, str]] | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+        on_mismatch: Mapping[str, Answer] | None = None,
+        strict: bool = False,
+        on_save_error: Literal["raise", "warn"] = "raise",
+        save_errors_max: int = 3,
+        writer: Literal["thread", "inline"] = "thread",
+        allow_pickle: bool = False,
+        trust_pickle: bool = False,
+        lease_wait: float = 0.0,
+        take_over: bool = False,
+        health_eval: Callable[[], bool] | None = None,
+        blob_bytes: int = BLOB_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        check_state(state)
+        if on_save_error not in ("raise", "warn") or writer not in ("thread", "inline"):
+            raise UsageError(
+                'on_save_error is "raise" or "warn", writer is "thread" or "inline"',
+                kind="bad-setting",
+                hint='CheckpointEngine(..., on_save_error="warn")',
+                on_save_error=on_save_error,
+                writer=writer,
+            )
+        self.state = dict(state)
+        self.keep = keep or Keep()
+        self.exactness = dict(exactness or {})
+        self._clock = clock or SystemClock()
+        self._store = open_store(root, self._clock)
+        self._when = when
+        self._fingerprint = dict(fingerprint or {})
+        self._mismatches = Mismatches(dict(on_mismatch or {}), strict)
+        self._on_save_error = on_save_error
+        self._errors_left = self._save_errors_max = save_errors_max
+        self._pickle = (allow_pickle, trust_pickle)
+        self._guard = (lease_wait, take_over)
+        self._health_eval = health_eval
+        self._blob_bytes = blob_bytes
+        self._arena = Arena()
+        self._background = Background(writer)
+        self._inline = writer == "inline"
+        self._metrics = Metrics(self.keep)
+        self._open: Opened | None = None
+        self._looked: tuple[int, Resuming] | None = None
+        self._held = ExitStack()
+        self._ready = False
+        self._in_flight: dict[str, Metric] | None = None
+        self._closed = False
+        self._refusal: Exception | None = None
+        self._last = Reading()
+        self._elapsed_base_s = 0.0
+        self._started_ns = 0
+        self._pid = os.getpid()
+
+    def __enter__(self) -> CheckpointEngine:
+        self.claim()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # On an exception nothing new is saved, since the state may be half a step old; what is staged already is flushed.
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except MilepostError as failure:
+            log.error("while another error was raised, the last save failed: %s", failure)
+
+    def claim(self) -> Session:
+        """Claim the run root, once; the other verbs do it when they are first called.
+
+        Raises `ConflictError` if another process holds it, naming its PID, host and age.
+        """
+        self._check_usable()
+        if self._open is None:
+            wait_s, take_over = self._guard
+            guard: AbstractContextManager[None] = self._store.guard(wait_s=wait_s, take_over=take_over)
+            self._held.enter_context(guard)
+            try:
+                self._open = open_session(
+                    self._store,
+                    self._clock,
+                    self.keep,
+                    self._fingerprint,
+                    incarnation=self._clock.nonce(),
+                    blob_bytes=self._blob_bytes,
+                )
+            except BaseException:
+                self._held.close()
+                raise
+            self._started_ns = self._clock.monotonic_ns()
+            # A run without any generation is a fresh start; nobody has to call resume() for that.
+            view = self._open.claimed.view
+            self._ready = view.head is None and not view.listing.unreadable
+        return self._open.session
+
+    def peek(self, which: Which = "latest") -> Summary | None:
+        """Return the generation that `resume` would take, or None, without loading it. Counters are in it."""
+        return self._resuming().choose(which).manifest
+
+    def resume(self, which: Which = "latest") -> Restored | None:
+        """Bring the state back in place from the newest sound generation, or from ``which``; None if the run starts anew.
+
+        ``which`` is ``latest``, ``best`` (by ``keep.by``), a generation's number, or ``never``: start anew, keeping what was
+        there until two new generations exist. Compares everything first: `MismatchError` lists every difference and leaves
+        all as it was. Damaged generations are passed over and named; `CorruptError` if none is left.
+        """
+        resuming = self._resuming()
+        try:
+            restored = resuming.resume(which)
+        except MilepostError as error:
+            if resuming.touched:
+                self._refusal = error
+            raise
+        self._ready = True
+        self._begin_from(restored)
+        return restored
+
+    def _resuming(self) -> Resuming:
+        """Return what a resume works with, as the root is now; what `peek` has verified is not verified again."""
+        session = self.claim()
+        self.wait()
+        head = session.chain.head.number if session.chain.head else 0
+        if self._looked is None or self._looked[0] != head:
+            view = read(session.store)
+            self._looked = (head, Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval))
+        return self._looked[1]
+
+    def _begin_from(self, restored: Restored | None) -> None:
+        self._elapsed_base_s = restored.elapsed_s if restored else 0.0
+        self._started_ns = now_ns = self._clock.monotonic_ns()
+        counters = restored.counters if restored else {}
+        self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
+        self._metrics.begin(self._claimed.session.chain.live)
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note numbers measured at ``step``; they go into the next generation. A new best makes the next safe point due."""
+        self._metrics.report(step, metrics)
+
+    def save_if_due(self, step: int, *, episodes: int = 0, epochs: int = 0, counters: Mapping[str, int] | None = None) -> bool:
+        """Save if a trigger is due at this safe point, and return whether a save was started.
+
+        While a save is in flight nothing is due: the trigger fires at the first safe point after it.
+        """
+        self.claim()
+        now = Reading(step, self._clock.monotonic_ns(), episodes, epochs)
+        reason = self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
+        if reason is None or self._background.busy:
+            return False
+        self._save(now, reason, counters)
+        return True
+
+    def save(
+        self,
+        step: int,
+        *,
+        reason: str = "manual",
+        episodes: int = 0,
+        epochs: int = 0,
+        counters: Mapping[str, int] | None = None,
+        complete: bool = True,
+    ) -> None:
+        """Save now: copy the state, then write and publish it beside training. Waits first for a save in flight.
+
+        What is saved is the state at the call, whatever training does next. Failures are raised by the next save, `wait`
+        or `close`.
+        """
+        self.claim()
+        self._save(Reading(step, self._clock.monotonic_ns(), episodes, epochs), reason, counters, complete=complete)
+
+    def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
+        session = self._claimed.session
+        self._check_may_save()
+        self.wait()
+        staged = capture(self.state, self._arena, allow_pickle=self._pickle[0])
+        noted = self._metrics.take()
+        elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
+        progress = {"episodes": now.episodes, "epochs": now.epochs} | dict(counters or {})
+        order = Order(now.step, reason, elapsed_s, progress, noted, complete, self.exactness)
+        self._last, self._in_flight = now, noted
+        self._background.start(lambda: write_with_relief(session, staged, order))
+        if self._inline:
+            self._surface()
+
+    def wait(self) -> Summary | None:
+        """Wait for the save in flight and return the newest generation of this run. Raises `SaveFailed` if it failed."""
+        self._background.join()
+        self._surface()
+        return self._open.session.chain.head if self._open else None
+
+    def close(self) -> None:
+        """Wait for the save in flight, give up the run root, and free the arena. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._background.join()
+            self._surface()
+        finally:
+            self._arena.close()
+            if self._pid == os.getpid():
+                self._held.close()
+
+    def _surface(self) -> None:
+        """Raise what the last save died of, or warn, as the user chose. A fenced writer always raises, and for good."""
+        if self._in_flight is None:
+            return
+        noted, self._in_flight = self._in_flight, None
+        failure = self._background.collect()
+        if failure is None:
+            self._errors_left = self._save_errors_max
+            return
+        self._metrics.give_back(noted)
+        if isinstance(failure, ConflictError):
+            self._refusal = failure
+            raise failure
+        self._errors_left -= 1
+        if self._on_save_error == "warn" and self._errors_left > 0:
+            log.warning("a save failed, training goes on (%d more may fail): %s", self._errors_left, failure)
+            return
+        raise SaveFailed(
+            "a save failed; what was published before is unharmed",
+            kind=getattr(failure, "kind", "save-failed"),
+            hint=getattr(failure, "hint", "") or 'on_save_error="warn" trains on through failed saves',
+            root=self._store.url,
+            cause=getattr(failure, "message", repr(failure)),
+        ) from failure
+
+    def _check_may_save(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._ready:
+            raise UsageError(
+                "this run has generations, and they were not resumed; saving now would go on from somewhere else",
+                kind="not-resumed",
+                hint='call engine.resume() first, or engine.resume(which="never") to start anew',
+                root=self._store.url,
+            )
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed", kind="closed", hint="construct a new one", root=self._store.url)
+        if self._pid != os.getpid():
+            raise UsageError(
+                "this engine was made in the parent process; a forked child may not save",
+                kind="forked",
+                hint="save in the process that constructed the engine",
+                root=self._store.url,
+                made_by_pid=self._pid,
+            )
+
+    @property
+    def _claimed(self) -> Opened:
+        self.claim()
+        assert self._open is not None
+        return self._open

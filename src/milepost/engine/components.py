@@ -1,0 +1,58 @@
+"""Know the names a component may have, and which of them a resume cannot do without (DESIGN 1; B12)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from milepost.errors import UsageError
+from milepost.state.restore import check_restorable
+
+NAMES = (
+    "policy",
+    "value",
+    "target",
+    "optimizer",
+    "lr_scheduler",
+    "replay",
+    "rollout",
+    "normalizer",
+    "rng",
+    "envs",
+    "sampler",
+    "counters",
+    "evaluation",
+    "workers",
+    "lineage",
+    "queue",
+    "extra",
+)
+ESSENTIAL = frozenset({"policy", "value", "target", "optimizer", "counters"})
+"""Missing from the saved or the live state, these are an error; the others a warning, unless the caller is strict."""
+
+_NAME = re.compile(rf"^(?:[A-Za-z0-9_.-]+/)?(?:{'|'.join(NAMES)})$")
+
+
+def is_name(name: object) -> bool:
+    """Return whether ``name`` is a component's: one of `NAMES`, with an engine's name before it where there are several."""
+    return isinstance(name, str) and bool(_NAME.match(name))
+
+
+def is_essential(name: str) -> bool:
+    """Return whether a resume without this component is refused."""
+    return name.rpartition("/")[2] in ESSENTIAL
+
+
+def check_state(state: Mapping[str, object]) -> None:
+    """Raise `UsageError` unless every component has a known name and can be brought back in place."""
+    if not state:
+        raise UsageError("there is nothing to save", kind="no-state", hint='state={"policy": net, "optimizer": optimizer, ...}')
+    for name, value in state.items():
+        if not is_name(name):
+            raise UsageError(
+                "this is not a component's name",
+                kind="unknown-component",
+                hint=f"use one of {', '.join(NAMES)}; your own things go into extra={{...}}; several engines: critic/policy",
+                name=name,
+            )
+        check_restorable(value, name)

@@ -1,0 +1,58 @@
+"""Remember what was measured since the last generation, each number with its own step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from milepost.lifecycle.retain import Keep, rank
+from milepost.records import Metric, Summary
+
+
+class Metrics:
+    """Collect metrics until a generation carries them; a value belongs to exactly one generation."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._pending: dict[str, Metric] = {}
+        self._best: float | None = None
+        self._new_best = False
+
+    def begin(self, live: Mapping[int, Summary]) -> None:
+        """Learn the best score so far from the generations on disk: after a resume the next score is no new best by itself."""
+        ranked = rank(live, self._keep.by, self._keep.mode) if self._keep.by else ()
+        self._best = live[ranked[0]].metrics[self._keep.by].number if ranked and self._keep.by else None
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note numbers measured at ``step``; a later value of the same name takes the place of one not saved yet,
+        unless that was the best so far.
+        """
+        for name, value in metrics.items():
+            number = float(value)
+            if name == self._keep.by and self._keep.best:
+                if self._is_better(number):
+                    self._best, self._new_best = number, True
+                elif self._new_best:
+                    continue
+            self._pending[name] = Metric(number.hex(), step)
+
+    def _is_better(self, number: float) -> bool:
+        if math.isnan(number):
+            return False
+        if self._best is None:
+            return True
+        return number > self._best if self._keep.mode == "max" else number < self._best
+
+    def new_best(self) -> str | None:
+        """Return why a save is due: a new best that no generation carries yet; else None."""
+        return f"new best {self._keep.by}" if self._new_best else None
+
+    def take(self) -> dict[str, Metric]:
+        """Hand over what is pending to a save."""
+        taken, self._pending = self._pending, {}
+        self._new_best = False
+        return taken
+
+    def give_back(self, taken: Mapping[str, Metric]) -> None:
+        """Take back what a failed save did not store; what was reported meanwhile is newer. The next save carries it."""
+        self._pending = {**taken, **self._pending}

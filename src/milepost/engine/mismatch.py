@@ -1,0 +1,81 @@
+"""Decide what a difference between saved and live means: an error, a question or a warning, per kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from milepost.errors import MismatchError, UsageError
+from milepost.records import Difference
+
+Answer: TypeAlias = Literal["error", "ask", "warn"]
+
+DEFAULTS: Mapping[str, Answer] = {
+    "missing": "error",
+    "unexpected": "error",
+    "shape": "error",
+    "dtype": "error",
+    "type": "error",
+    "value": "error",
+    "env": "error",
+    "missing-optional": "warn",
+    "version": "warn",
+    "threads": "warn",
+    "schedule": "warn",
+    "code": "warn",
+    "machine": "warn",
+    "cpu_capability": "warn",
+}
+"""What happens for each kind unless ``on_mismatch`` says otherwise; a kind not named here warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatches:
+    """Hold what the user chose per kind."""
+
+    chosen: Mapping[str, Answer] = field(default_factory=dict)
+    strict: bool = False
+    ask: Callable[[str], str] | None = None
+    """How to ask; None asks on the terminal, and without one takes the question for an error."""
+
+    def __post_init__(self) -> None:
+        for kind, answer in self.chosen.items():
+            if answer not in ("error", "ask", "warn"):
+                raise UsageError(
+                    'on_mismatch takes "error", "ask" or "warn" per kind',
+                    kind="bad-mismatch",
+                    hint=f"kinds are {', '.join(DEFAULTS)}",
+                    **{kind: answer},
+                )
+
+    def judge(self, found: Sequence[Difference], *, generation: int) -> list[str]:
+        """Return the differences that are only warned about, as text; raise `MismatchError` with all the others."""
+        refused = [difference for difference in found if self._answer(difference) == "error"]
+        asked = [difference for difference in found if self._answer(difference) == "ask"]
+        if asked and not refused and not self._accepted(asked):
+            refused = asked
+        if refused:
+            raise MismatchError(
+                "the saved state does not fit; nothing was changed",
+                refused,
+                kind=refused[0].kind,
+                hint='make the script fit again, resume another generation with which=, accept a kind with on_mismatch={"'
+                + refused[0].kind
+                + '": "warn"}, or start anew with which="never"',
+                generation=generation,
+            )
+        return [str(difference) for difference in found if difference not in asked]
+
+    def _answer(self, difference: Difference) -> Answer:
+        chosen = self.chosen.get(difference.kind)
+        if chosen is None and self.strict and difference.kind == "missing-optional":
+            return "error"
+        return chosen or DEFAULTS.get(difference.kind, "warn")
+
+    def _accepted(self, asked: Sequence[Difference]) -> bool:
+        question = "the saved state differs:\n  " + "\n  ".join(map(str, asked)) + "\ncontinue all the same? [y/N] "
+        if self.ask is not None:
+            return self.ask(question).strip().lower() in ("y", "yes")
+        return sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")

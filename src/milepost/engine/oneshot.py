@@ -1,0 +1,139 @@
+"""Save, load, verify, roll back and reset one path without a training loop around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from milepost.clock import Clock, SystemClock
+from milepost.engine.arena import Arena
+from milepost.engine.capture import capture
+from milepost.engine.components import is_name
+from milepost.engine.opening import Opened, open_session
+from milepost.engine.provenance import identity
+from milepost.engine.reader import build
+from milepost.engine.relief import write_with_relief
+from milepost.engine.session import Order
+from milepost.engine.writer import republish
+from milepost.errors import CorruptError, NotFoundError, UsageError
+from milepost.lifecycle.recover import Which, choose
+from milepost.lifecycle.retain import Keep
+from milepost.lifecycle.verify import Report
+from milepost.lifecycle.verify import verify as verify_store
+from milepost.publish import reset as resetting
+from milepost.publish.view import View, read
+from milepost.records import Manifest, ResetRecord, Summary
+from milepost.store.base import Store
+from milepost.store.resolve import open_store
+
+Root: TypeAlias = str | os.PathLike[str] | Store
+
+WHOLE = "whole tree"
+"""The reason noted for a tree that was saved as one: `load` returns it as one."""
+
+
+def save(url: Root, tree: object, *, step: int = 0, keep: Keep | None = None, allow_pickle: bool = False) -> Summary:
+    """Save ``tree`` as a new generation at ``url`` and return it once it is durable. Saving again adds another.
+
+    A dict whose keys are component names (``policy``, ``optimizer``, ...) is saved by component, so that `load` can read
+    parts of it; any other tree is saved whole. Unchanged arrays are not written again.
+
+    >>> saved = save("memory://docs", {"policy": {"w": [1.0, 2.0]}, "counters": {"step": 7}}, step=7)
+    >>> saved.number, saved.step
+    (1, 7)
+    >>> load("memory://docs", parts=["policy"])
+    {'policy': {'w': [1.0, 2.0]}}
+    """
+    by_component = isinstance(tree, Mapping) and bool(tree) and all(is_name(key) for key in tree)
+    state: Mapping[str, object] = tree if by_component else {"extra": tree}  # type: ignore[assignment]
+    with _claimed(url, keep or Keep()) as opened:
+        opened.session.base = _sound_base(opened)
+        staged = capture(state, Arena(), allow_pickle=allow_pickle)
+        return write_with_relief(opened.session, staged, Order(step, "manual" if by_component else WHOLE))
+
+
+def _sound_base(opened: Opened) -> Manifest | None:
+    """Return the newest generation that verifies, to share unchanged leaves with; None if there is none."""
+    try:
+        return choose(opened.session.store, opened.claimed.view).manifest
+    except CorruptError:
+        return None
+
+
+def load(url: Root, *, parts: Iterable[str] | None = None, which: Which = "latest", trust_pickle: bool = False) -> object:
+    """Return a generation as a fresh tree, only the components named in ``parts`` if given; their bytes alone are read.
+
+    ``which`` is ``latest`` or a generation's number. Needs no claim, and may run beside training. Every byte returned is
+    verified; a damaged newest generation is passed over for the one before it, a damaged numbered one is a `CorruptError`.
+    """
+    store = open_store(url, SystemClock())
+    wanted = None if parts is None else tuple(parts)
+    refused: Exception | None = None
+    view = read(store)
+    while True:
+        try:
+            manifest = choose(store, view, which, full=wanted is None).manifest
+            if manifest is None:
+                raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
+            built = build(store, manifest, wanted, trust_pickle=trust_pickle)
+            return built["extra"] if manifest.reason == WHOLE and wanted is None else built
+        except CorruptError as error:
+            # A blob that is gone may have been retired while we read: then there is a newer head, and we read that (rule 20).
+            again = read(store)
+            if _head_of(again) == _head_of(view):
+                raise error from refused
+            view, refused = again, error
+
+
+def _head_of(view: View) -> int:
+    return view.head.number if view.head else 0
+
+
+def verify(url: Root, *, full: bool = True) -> Report:
+    """Check every byte of a run root and report what is damaged. Changes nothing; may run beside training."""
+    return verify_store(open_store(url, SystemClock()), full=full)
+
+
+def rollback(url: Root, to: int, *, take_over: bool = False) -> Summary:
+    """Make generation ``to`` the newest again, by publishing a new one with the same content; return that.
+
+    History only grows: what is newer than ``to`` stays until retention takes it. Raises `ConflictError` while the run is
+    being trained, `NotFoundError` if ``to`` is not live, `CorruptError` if it is damaged.
+    """
+    with _claimed(url, Keep(), take_over=take_over) as opened:
+        session = opened.session
+        if session.chain.head is not None and session.chain.head.number == to:
+            raise UsageError(
+                "this generation is the newest already",
+                kind="already-newest",
+                hint=f"milepost ls {session.store.url}",
+                generation=to,
+            )
+        target = choose(session.store, opened.claimed.view, to).manifest
+        assert target is not None
+        draft = dataclasses.replace(target, rollback_to=to, reason="rollback", trim_of=None)
+        return republish(session, draft, _everything)
+
+
+def _everything(live: Mapping[int, Summary], _pinned: frozenset[int]) -> frozenset[int]:
+    """Keep what is live: how many generations a run wants kept is for its trainer to say."""
+    return frozenset(live)
+
+
+def reset(url: Root, *, take_over: bool = False) -> ResetRecord:
+    """Set the run aside, within its root, so that the next start is a fresh one; return where it is now."""
+    clock = SystemClock()
+    store = open_store(url, clock)
+    with store.guard(wait_s=0.0, take_over=take_over):
+        return resetting.reset(store, clock, identity())
+
+
+@contextmanager
+def _claimed(url: Root, keep: Keep, *, take_over: bool = False) -> Iterator[Opened]:
+    clock: Clock = SystemClock()
+    store = open_store(url, clock)
+    with store.guard(wait_s=0.0, take_over=take_over):
+        yield open_session(store, clock, keep, {}, incarnation=clock.nonce())

@@ -1,0 +1,60 @@
+"""Open a run root for writing: claim it, sweep what a crash left, hold the ballast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milepost.clock import Clock
+from milepost.engine.events import Events
+from milepost.engine.provenance import fingerprint, identity, provenance
+from milepost.engine.relief import hold_ballast
+from milepost.engine.session import BLOB_BYTES, Session
+from milepost.errors import StoreError
+from milepost.lifecycle.retain import Keep
+from milepost.publish.generation import chain_of
+from milepost.publish.pointer import point_at
+from milepost.publish.reset import finish_interrupted
+from milepost.publish.retire import sweep
+from milepost.publish.term import Claim, claim
+from milepost.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Hold a session and the claim that it started with."""
+
+    session: Session
+    claimed: Claim
+
+
+def open_session(
+    store: Store, clock: Clock, keep: Keep, extra_fingerprint: dict[str, str], *, incarnation: str, blob_bytes: int = BLOB_BYTES
+) -> Opened:
+    """Claim the root and make it tidy. The caller holds the store's guard. Raises `ConflictError` if it is fenced at once."""
+    who = identity()
+    finish_interrupted(store)
+    claimed = claim(store, clock, who)
+    made_by = provenance(who, incarnation)
+    events = Events(store, clock, run_id=claimed.run.run_id, term=claimed.term, attempt=made_by.attempt)
+    session = Session(
+        store, clock, claimed.run, chain_of(claimed), events, keep, made_by, fingerprint(extra_fingerprint), blob_bytes=blob_bytes
+    )
+    head = claimed.view.head
+    events.write("claimed", head=head.number if head else 0, next=claimed.settlement.next, pid=who.pid, host=who.host)
+    _tidy(session, claimed)
+    return Opened(session, claimed)
+
+
+def _tidy(session: Session, claimed: Claim) -> None:
+    """Delete leftovers and point at the head (rule 8). A disk that fails at this does not keep anyone from training."""
+    try:
+        swept = sweep(session.store, claimed)
+        head = claimed.view.head
+        if head is not None:
+            point_at(session.store, session.chain, head)
+    except StoreError as error:
+        session.events.write("sweep-failed", error=error.message)
+    else:
+        if swept.generations or swept.blobs:
+            session.events.write("swept", generations=swept.generations, blobs=len(swept.blobs))
+    hold_ballast(session)

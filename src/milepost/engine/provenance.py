@@ -1,0 +1,107 @@
+"""Say who made a generation, where, with what: host, process, versions, commit, command line without secrets (B19)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+
+from milepost.errors import UsageError
+from milepost.publish.term import Identity
+from milepost.records import Provenance
+from milepost.store.lock import boot_id
+
+PACKAGES = ("milepost", "numpy", "torch", "gymnasium", "stable-baselines3")
+_SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth)")
+_URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+
+
+def identity() -> Identity:
+    """Return where this process runs."""
+    return Identity(socket.gethostname(), boot_id(), os.getpid())
+
+
+def provenance(who: Identity, incarnation: str) -> Provenance:
+    """Return what a manifest says of its maker."""
+    return Provenance(
+        host=who.host,
+        boot_id=who.boot_id,
+        pid=who.pid,
+        attempt=attempt(),
+        incarnation=incarnation,
+        command=without_secrets(sys.orig_argv),
+        git_commit=git_commit(),
+        versions=versions(PACKAGES),
+    )
+
+
+def attempt() -> int:
+    """Return which start of the run this is: 1 + the restarts by ``milepost run``."""
+    text = os.environ.get("MILEPOST_ATTEMPT", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError("MILEPOST_ATTEMPT is not a number of at least 1", kind="bad-environment", hint="unset it", value=text)
+    return int(text)
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of Python and of those ``packages`` that are installed and imported."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        if package.replace("-", "_") in sys.modules:
+            try:
+                found[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                found[package] = "unknown"
+    return found
+
+
+def without_secrets(arguments: Sequence[str]) -> str:
+    """Return a command line for people, with the values of what looks like a secret replaced by ``***``.
+
+    >>> without_secrets(["python", "train.py", "--api-key", "abc", "--token=xyz", "s3://user:pass@host/b"])
+    "python train.py --api-key '***' '--token=***' 's3://***@host/b'"
+    """
+    shown: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if hide_next and not argument.startswith("-"):
+            shown.append("***")
+        elif equals and _SECRET.search(name):
+            shown.append(f"{name}=***")
+        else:
+            shown.append(_URL_PASSWORD.sub("***", argument))
+        hide_next = argument.startswith("-") and not equals and bool(_SECRET.search(argument))
+    return shlex.join(shown)
+
+
+def git_commit() -> str:
+    """Return the commit of the working directory, with ``+changes`` if files differ from it; empty outside a repository."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603 - fixed arguments
+    return done.stdout.strip()
+
+
+def fingerprint(extra: dict[str, str]) -> dict[str, str]:
+    """Return what must be equal for the same bits to come out again."""
+    found = {f"version/{name}": version for name, version in versions(PACKAGES).items() if name != "milepost"}
+    found["machine"] = platform.machine()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["threads/torch"] = str(torch.get_num_threads())
+        found["cpu_capability"] = str(torch.backends.cpu.get_cpu_capability())
+    return found | extra

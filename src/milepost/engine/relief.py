@@ -1,0 +1,90 @@
+"""Make room on a full disk: publish first that fewer generations are kept, and only then delete them (rule 16)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from milepost.engine.capture import Staged
+from milepost.engine.session import BALLAST_BYTES, Order, Session
+from milepost.engine.writer import FULL, republish, write
+from milepost.errors import StoreError
+from milepost.lifecycle.retain import essential, originals
+from milepost.publish import layout
+from milepost.publish.manifest import decode_manifest
+from milepost.publish.view import read_pins
+from milepost.records import Manifest, Summary
+
+
+def write_with_relief(session: Session, staged: Staged, order: Order) -> Manifest:
+    """Write a generation; on a full disk retire the oldest that may go, one at a time, and try again.
+
+    Raises the `StoreError` of the last try, with what was needed and what there is, once nothing more may go.
+    """
+    while True:
+        try:
+            manifest = write(session, staged, order)
+        except StoreError as error:
+            if error.kind not in FULL:
+                raise
+            oldest = expendable(session)
+            if oldest is None:
+                raise _no_room(session, staged, error) from error
+            trim(session, oldest)
+            continue
+        hold_ballast(session)
+        return manifest
+
+
+def expendable(session: Session) -> int | None:
+    """Return the oldest generation that may go: not the newest healthy, not a best one, not pinned, not what we stand on."""
+    live = session.chain.live
+    pinned = read_pins(session.store, session.run.run_id)
+    staying = {*essential(live), *session.keep.best_of(live), *session.protected, *pinned}
+    return min((number for number in originals(live) if number not in staying), default=None)
+
+
+def trim(session: Session, going: int) -> None:
+    """Publish the head once more, with a ``keep`` that leaves ``going`` out, and then delete that one.
+
+    Deleting first would be to retire what no manifest has dropped: a claimer that rolls back to it meanwhile would find
+    its blobs gone. The ballast makes room for the manifest.
+    """
+    session.store.delete(layout.BALLAST)
+    head = session.chain.head
+    if head is None:
+        return
+    name = layout.manifest(head.number)
+    whole = decode_manifest(session.store.read(name), name)
+    draft = dataclasses.replace(whole, trim_of=head.number, reason="trim")
+
+    def shorter(live: Mapping[int, Summary], wanted: frozenset[int]) -> frozenset[int]:
+        return frozenset(live) - {going, head.number} | (wanted & live.keys())
+
+    on_base, on_resumed = session.base is not None and session.base.number == head.number, session.resumed_from == head.number
+    manifest = republish(session, draft, shorter)
+    session.base = manifest if on_base else session.base
+    session.resumed_from = manifest.number if on_resumed else session.resumed_from
+
+
+def hold_ballast(session: Session) -> None:
+    """Keep a small file that a trim may give up. Without room for it there is none, and the next trim has to do without."""
+    try:
+        session.store.create(layout.BALLAST, bytes(BALLAST_BYTES), label=session.chain.label)
+    except StoreError as error:
+        session.events.write("no-ballast", error=error.message)
+
+
+def _no_room(session: Session, staged: Staged, error: StoreError) -> StoreError:
+    live = session.chain.live.values()
+    return StoreError(
+        "the disk is full, and no more generations may be retired; training can go on, this save is lost",
+        kind=error.kind,
+        retryable=True,
+        hint="free some space, or remove a pin (milepost unpin), or keep fewer: Keep(last=1)",
+        root=session.store.url,
+        needed_bytes=staged.size_bytes,
+        free_bytes=session.store.free_bytes(),
+        kept_bytes=sum({blob.name: blob.size_bytes for summary in live for blob in summary.blobs}.values()),
+        kept_generations=sorted(session.chain.live),
+    )

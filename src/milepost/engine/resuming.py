@@ -1,0 +1,148 @@
+"""Bring a run back: choose a generation, compare, load, check its health, and say in one line what happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from milepost.engine.events import milliseconds
+from milepost.engine.mismatch import Mismatches
+from milepost.engine.reader import check_fit, load_into
+from milepost.engine.session import Session
+from milepost.errors import CorruptError
+from milepost.lifecycle.recover import Choice, Skipped, Which, choose
+from milepost.publish import quarantine
+from milepost.publish.view import View
+from milepost.records import Manifest, Restored
+
+log = logging.getLogger("milepost")
+
+INEXACT_KINDS = ("version/", "threads/", "machine", "cpu_capability", "code", "schedule")
+"""Differences of the fingerprint with which the same bits are not to be expected."""
+
+
+@dataclass(slots=True)
+class Resuming:
+    """Hold what a resume works with."""
+
+    session: Session
+    view: View
+    state: Mapping[str, object]
+    mismatches: Mismatches
+    trust_pickle: bool = False
+    health_eval: Callable[[], bool] | None = None
+    touched: bool = False
+    """Live objects were overwritten, perhaps by half."""
+    known: dict[Which, Choice] = field(default_factory=dict)
+    """What was chosen and verified already, for a `peek` that a resume follows."""
+
+    def resume(self, which: Which) -> Restored | None:
+        """Load the newest generation that is sound, or the one asked for; None if the run starts anew.
+
+        Raises `MismatchError` before anything is changed. Raises `CorruptError` if nothing sound is left.
+        """
+        rejected: tuple[Skipped, ...] = ()
+        while True:
+            started = self.session.clock.monotonic_ns()
+            choice = self.choose(which, rejected)
+            self._note_damage(choice)
+            if choice.manifest is None:
+                self.session.base = None
+                self.session.events.write("started-anew", which=str(which))
+                return None
+            found = self._take(choice, choice.manifest, started)
+            if isinstance(found, Restored):
+                return found
+            rejected = (*choice.skipped, found)
+
+    def choose(self, which: Which, rejected: tuple[Skipped, ...] = ()) -> Choice:
+        """Return the generation to load, every byte of it verified. Changes nothing."""
+        keep = self.session.keep
+        if rejected or which not in self.known:
+            self.known[which] = choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, rejected=rejected)
+        return self.known[which]
+
+    def _take(self, choice: Choice, manifest: Manifest, started_ns: int) -> Restored | Skipped:
+        warnings = check_fit(manifest, self.state, self.session.fingerprint, self.mismatches)
+        chosen_ns = self.session.clock.monotonic_ns()
+        self.touched = True
+        try:
+            components = load_into(self.session.store, manifest, self.state, trust_pickle=self.trust_pickle)
+        except CorruptError as error:
+            return Skipped(manifest.number, "damaged", error.message)
+        if self.health_eval is not None and not self.health_eval():
+            return Skipped(manifest.number, "unhealthy", "the warm-up evaluation refused it")
+        self.touched = False
+        # Reused leaves come from what was just loaded, whatever the head is: every load resets the base.
+        self.session.base = manifest
+        self.session.resumed_from = manifest.number
+        restored = _restored(manifest, components, warnings, choice)
+        loaded_ns = self.session.clock.monotonic_ns()
+        self._tell(restored, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
+        return restored
+
+    def _note_damage(self, choice: Choice) -> None:
+        """Mark what turned out to be damaged, and unmark what verifies again."""
+        session = self.session
+        for number in choice.cleared:
+            quarantine.clear(session.store, number)
+        for skip in choice.skipped:
+            if skip.kind == "damaged" and skip.number not in self.view.marks:
+                run_id, term = session.run.run_id, session.chain.term
+                quarantine.mark(
+                    session.store, session.clock, run_id=run_id, term=term, number=skip.number, kind="damaged", reason=skip.reason
+                )
+
+    def _tell(self, restored: Restored, choice: Choice, phases_ns: dict[str, int]) -> None:
+        self.session.events.write(
+            "resumed",
+            generation=restored.generation,
+            step=restored.step,
+            components=restored.components,
+            exact=restored.exact,
+            inexact=restored.inexact,
+            skipped=restored.skipped,
+            warnings=restored.warnings,
+            verified_bytes=choice.checked_bytes,
+            milliseconds=milliseconds(phases_ns),
+        )
+        for text in (*restored.skipped, *restored.warnings):
+            log.warning("resume: %s", text)
+        rate = learning_rate(self.state)
+        log.info(
+            "restored global_step=%d%s generation=%d exact=%s",
+            restored.step,
+            f" learning_rate={rate:g}" if rate is not None else "",
+            restored.generation,
+            "yes" if restored.exact else "no (" + "; ".join(restored.inexact) + ")",
+        )
+
+
+def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[str], choice: Choice) -> Restored:
+    inexact = [
+        f"{component.name}: {component.exactness}" + (f" ({component.reason})" if component.reason else "")
+        for component in manifest.components
+        if component.exactness != "exact"
+    ]
+    inexact += [warning for warning in warnings if warning.startswith(INEXACT_KINDS)]
+    inexact += [f"{component.name}: not restored" for component in manifest.components if component.name not in components]
+    return Restored(
+        manifest.number,
+        manifest.step,
+        dict(manifest.counters),
+        manifest.version,
+        float.fromhex(manifest.elapsed_s),
+        components,
+        tuple(inexact),
+        tuple(warnings),
+        tuple(map(str, choice.skipped)),
+    )
+
+
+def learning_rate(state: Mapping[str, object]) -> float | None:
+    """Return the first parameter group's rate, where there is an optimizer that has one, for the log line."""
+    groups: Any = getattr(state.get("optimizer"), "param_groups", None)
+    rate = groups[0].get("lr") if groups and isinstance(groups[0], dict) else None
+    return float(rate) if isinstance(rate, int | float) else None

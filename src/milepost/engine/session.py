@@ -1,0 +1,58 @@
+"""Hold what one claim of a run root knows while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from milepost.clock import Clock
+from milepost.engine.events import Events
+from milepost.lifecycle.retain import Keep
+from milepost.publish.generation import Chain
+from milepost.records import Exactness, Manifest, Metric, Provenance, RunRecord, Summary
+from milepost.store.base import Store
+
+BLOB_BYTES = 4 << 30
+"""The size above which the new leaves of a save are split into several blobs."""
+BALLAST_BYTES = 256 << 10
+"""Held so that a trim can be published on a full disk."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Be the writer's side of a claim. Used by one thread at a time: the engine hands it to the writer with each save."""
+
+    store: Store
+    clock: Clock
+    run: RunRecord
+    chain: Chain
+    events: Events
+    keep: Keep
+    provenance: Provenance
+    fingerprint: dict[str, str]
+    base: Manifest | None = None
+    """What reused leaves may come from: the generation last committed or loaded by this process, and nothing else."""
+    resumed_from: int | None = None
+    blob_bytes: int = BLOB_BYTES
+
+    def kept(self, live: Mapping[int, Summary], wanted: frozenset[int]) -> frozenset[int]:
+        """Choose what a new manifest keeps."""
+        return self.keep.select(live, wanted | self.protected)
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """Return what this process stands on: the base, and what it resumed from."""
+        return frozenset(number for number in (self.resumed_from, self.base and self.base.number) if number)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Say what a save is to record beside the state."""
+
+    step: int
+    reason: str
+    elapsed_s: float = 0.0
+    counters: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    complete: bool = True
+    exactness: dict[str, tuple[Exactness, str]] = field(default_factory=dict)

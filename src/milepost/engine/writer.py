@@ -1,0 +1,244 @@
+"""Write one generation. `write` is the story of a save after training has gone on; each line of it is one layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from milepost.encode.blob import Item, write_blob
+from milepost.encode.blob import layout as blob_layout
+from milepost.encode.digest import xxh3
+from milepost.encode.plan import NewLeaf, Plan, plan
+from milepost.engine.capture import Staged
+from milepost.engine.events import milliseconds
+from milepost.engine.session import Order, Session
+from milepost.errors import NotFoundError, StoreError
+from milepost.lifecycle.health import is_finite, is_scanned
+from milepost.publish import layout
+from milepost.publish.generation import KeepRule, publish
+from milepost.publish.pointer import note_progress, point_at
+from milepost.publish.retire import retire
+from milepost.records import FORMAT_VERSION, BlobRecord, ComponentRecord, LeafRecord, Manifest
+
+FULL = frozenset({"disk-full", "quota"})
+"""The kinds of `StoreError` that retiring older generations may cure."""
+
+
+def write(session: Session, staged: Staged, order: Order) -> Manifest:
+    """Write what was staged as a new generation, publish it, and retire what it drops.
+
+    Whatever stops this before `publish` leaves nothing but unnamed blobs, which the next claimer sweeps. Raises
+    `StoreError` or `ConflictError`; the generations that were published stay as they were.
+    """
+    watch = _Watch(session)
+    note_progress(session.store, session.chain, session.clock, attempt=session.provenance.attempt, step=order.step)
+    leaves = _digest(staged)
+    watch.lap("digest")
+    planned = plan(leaves, session.base)
+    written = _write_blobs(session, staged, leaves, planned)
+    watch.lap("write")
+    draft = _describe(session, staged, leaves, written, order)
+    watch.lap("health")
+    # The manifest comes last: from its creation on the generation exists, with everything it names already durable.
+    manifest = _commit(session, draft, session.kept)
+    watch.lap("publish")
+    # Nothing of the base was touched so far. Only now that its successor counts may its generation be retired.
+    session.base = manifest
+    retired = retire_dropped(session)
+    watch.lap("retire")
+    _tell(session, manifest, order, watch, retired)
+    return manifest
+
+
+def _digest(staged: Staged) -> list[NewLeaf]:
+    return [
+        NewLeaf(component.name, leaf.path, leaf.spec, len(leaf.data), xxh3(leaf.data))
+        for component in staged.components
+        for leaf in component.leaves
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Say where every leaf is: (index into ``blobs``, start, stop) by leaf, shared ones included."""
+
+    blobs: tuple[BlobRecord, ...]
+    places: dict[int, tuple[int, int, int]]
+
+
+def _write_blobs(session: Session, staged: Staged, leaves: Sequence[NewLeaf], planned: Plan) -> _Written:
+    data = [leaf.data for component in staged.components for leaf in component.leaves]
+    blobs: list[BlobRecord] = []
+    places: dict[int, tuple[int, int, int]] = {}
+    tried: list[str] = []
+    try:
+        for part, group in enumerate(_groups(leaves, planned, session.blob_bytes)):
+            record, offsets = _write_one(session, part, [leaves[i] for i in group], [data[i] for i in group], tried)
+            places.update({index: (len(blobs), *span) for index, span in zip(group, offsets, strict=True)})
+            blobs.append(record)
+    except StoreError:
+        discard(session, tried)
+        raise
+    _share(session, planned, blobs, places)
+    return _Written(tuple(blobs), places)
+
+
+def _groups(leaves: Sequence[NewLeaf], planned: Plan, blob_bytes: int) -> Iterator[list[int]]:
+    """Cut the leaves to write into blobs of at most ``blob_bytes`` (one leaf may be larger), moved ones apart."""
+    for indices in (planned.fresh, planned.moved):
+        group: list[int] = []
+        size = 0
+        for index in indices:
+            if group and size + leaves[index].size_bytes > blob_bytes:
+                yield group
+                group, size = [], 0
+            group.append(index)
+            size += leaves[index].size_bytes
+        if group:
+            yield group
+
+
+def _write_one(
+    session: Session, part: int, leaves: Sequence[NewLeaf], data: Sequence[memoryview], tried: list[str]
+) -> tuple[BlobRecord, tuple[tuple[int, int], ...]]:
+    """Write one blob. A file whose fsync failed is condemned: the bytes are written anew under another name, once."""
+    items = [Item(leaf.path, leaf.spec.dtype, leaf.spec.shape, leaf.size_bytes) for leaf in leaves]
+    placed = blob_layout(items, {"milepost_run": session.run.run_id, "milepost_generation": str(session.chain.next)})
+    for last_try in (False, True):
+        name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part)
+        tried.append(name)
+        try:
+            with session.store.open_blob(name) as sink:
+                written = write_blob(sink, placed, data, [leaf.digest for leaf in leaves])
+                sink.commit()
+            break
+        except StoreError as error:
+            if last_try or error.kind in FULL:
+                raise
+    return BlobRecord(name, written.size_bytes, written.digest), placed.offsets
+
+
+def _share(session: Session, planned: Plan, blobs: list[BlobRecord], places: dict[int, tuple[int, int, int]]) -> None:
+    if session.base is None:
+        return
+    index_of: dict[int, int] = {}
+    for leaf, record in planned.shared.items():
+        if record.blob not in index_of:
+            index_of[record.blob] = len(blobs)
+            blobs.append(session.base.blobs[record.blob])
+        places[leaf] = (index_of[record.blob], record.start, record.stop)
+
+
+def _describe(session: Session, staged: Staged, leaves: Sequence[NewLeaf], written: _Written, order: Order) -> Manifest:
+    components: list[ComponentRecord] = []
+    nonfinite: list[str] = []
+    index = 0
+    for component in staged.components:
+        records: list[LeafRecord] = []
+        for leaf in component.leaves:
+            blob, start, stop = written.places[index]
+            records.append(
+                LeafRecord(leaf.path, leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, blob, start, stop, leaves[index].digest)
+            )
+            if is_scanned(component.name) and not is_finite(leaf.spec.dtype, leaf.data):
+                nonfinite.append(leaf.path)
+            index += 1
+        exactness, reason = order.exactness.get(component.name, ("exact", ""))
+        components.append(ComponentRecord(component.name, component.tree, tuple(records), exactness, reason))
+    base, head = session.base, session.chain.head
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        run_id=session.run.run_id,
+        number=0,
+        term=session.chain.term,
+        write_id=session.clock.nonce(),
+        parent=0,
+        keep=(),
+        rollback_to=None if (base.number if base else 0) == (head.number if head else 0) else (base.number if base else 0),
+        term_head=session.chain.term_head,
+        term_next=session.chain.term_next,
+        step=order.step,
+        commit_timestamp=0,
+        blobs=written.blobs,
+        complete=order.complete,
+        healthy=not nonfinite,
+        nonfinite=tuple(nonfinite),
+        metrics=order.metrics,
+        best_by=session.keep.by or "",
+        best_mode=session.keep.mode,
+        reason=order.reason,
+        elapsed_s=order.elapsed_s.hex(),
+        counters=order.counters,
+        provenance=session.provenance,
+        components=tuple(components),
+        fingerprint=session.fingerprint,
+    )
+
+
+def republish(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
+    """Publish content that is stored already, as a new generation: for a trim or a rollback. Retires what ``keep`` drops."""
+    fresh = dataclasses.replace(draft, write_id=session.clock.nonce(), provenance=session.provenance)
+    manifest = _commit(session, fresh, keep)
+    retired = retire_dropped(session)
+    session.events.write("published", generation=manifest.number, step=manifest.step, reason=manifest.reason, retired=retired)
+    return manifest
+
+
+def _commit(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
+    manifest = publish(session.store, session.chain, draft, keep, session.clock.wall_ns())
+    try:
+        point_at(session.store, session.chain, manifest)
+    except (StoreError, NotFoundError) as error:
+        # The save counts: LATEST is a hint, and pollers list as well.
+        session.events.write("latest-not-written", generation=manifest.number, error=error.message)
+    return manifest
+
+
+def retire_dropped(session: Session) -> tuple[int, ...]:
+    """Delete what the newest manifest dropped. A disk that fails at this is told, and tried again after the next save."""
+    try:
+        return retire(session.store, session.chain).generations
+    except StoreError as error:
+        session.events.write("retire-failed", error=error.message)
+        return ()
+
+
+def discard(session: Session, names: Sequence[str]) -> None:
+    """Delete blobs of a save that no manifest ever named. What cannot be deleted is swept by the next claimer."""
+    for name in names:
+        if name in session.chain.attempted:
+            continue
+        try:
+            session.store.delete(name)
+        except StoreError as error:
+            session.events.write("discard-failed", blob=name, error=error.message)
+
+
+def _tell(session: Session, manifest: Manifest, order: Order, watch: _Watch, retired: tuple[int, ...]) -> None:
+    session.events.write(
+        "published",
+        generation=manifest.number,
+        step=manifest.step,
+        reason=order.reason,
+        healthy=manifest.healthy,
+        complete=manifest.complete,
+        new_bytes=manifest.new_bytes,
+        total_bytes=manifest.total_bytes,
+        retired=retired,
+        milliseconds=milliseconds(watch.phases_ns),
+    )
+
+
+class _Watch:
+    """Time the phases of one save."""
+
+    def __init__(self, session: Session) -> None:
+        self._clock = session.clock
+        self._last = session.clock.monotonic_ns()
+        self.phases_ns: dict[str, int] = {}
+
+    def lap(self, phase: str) -> None:
+        now = self._clock.monotonic_ns()
+        self.phases_ns[phase] = now - self._last
+        self._last = now

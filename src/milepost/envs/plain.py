@@ -1,0 +1,327 @@
+"""Turn an object's attributes into a plain tree and back, by an allow-list: what is not known to be data is reported, never guessed.
+
+Atoms (numbers, text, bytes, arrays, tensors), lists, tuples and dicts stand for themselves. All else is a dict with a
+``$kind``: ordered containers, generators, spaces, the few small classes of `WALKED`, and ``same`` for an object that was
+met before, so that what is shared stays shared.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from milepost.envs.textlog import read_log, rewrite_log
+from milepost.errors import MismatchError
+from milepost.records import Difference
+
+KIND = "$kind"
+ABSENT: Any = object()
+"""What `Recorder.value` returns for a value that is not plain; the reason is in ``left_out``."""
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray)
+_CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, np.dtype)
+
+WALKED = {
+    "stable_baselines3.common.running_mean_std.RunningMeanStd",
+    "stable_baselines3.common.vec_env.stacked_observations.StackedObservations",
+    "stable_baselines3.common.noise.NormalActionNoise",
+    "stable_baselines3.common.noise.OrnsteinUhlenbeckActionNoise",
+    "stable_baselines3.common.noise.VectorizedActionNoise",
+    "gymnasium.wrappers.utils.RunningMeanStd",
+}
+"""Small classes, read through, whose whole state is their attributes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Name one thing that a checkpoint does not hold, and say why."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.reason})"
+
+
+def class_name(value: object) -> str:
+    """Return the full name of the class of ``value``."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def is_code(value: object) -> bool:
+    """Return whether ``value`` is a part of the program or a picture of it, which the user's script makes again."""
+    return isinstance(value, _CODE) or type(value).__module__.partition(".")[0] in {"pygame", "functools"} or _is_torch_setting(value)
+
+
+def _is_torch_setting(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, (torch.device, torch.dtype))
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_space(value: object) -> bool:
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and isinstance(value, gymnasium.Space)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Read values into one tree; remember what was met and what had to be left out."""
+
+    left_out: list[LeftOut] = field(default_factory=list)
+    _met: dict[int, tuple[str | None, object]] = field(default_factory=dict)
+
+    def attributes(self, owner: object, path: str, *, skip: Container[str] = (), optional: Container[str] = ()) -> dict[str, Any]:
+        """Return the attributes of ``owner`` that are data. ``optional`` ones are not reported when they are not plain."""
+        state = {}
+        for name, value in vars(owner).items():
+            if name in skip or is_code(value):
+                continue
+            known = len(self.left_out)
+            found = self.value(value, f"{path}.{name}")
+            if found is not ABSENT:
+                state[name] = found
+            if name in optional:
+                del self.left_out[known:]
+        return state
+
+    def value(self, value: Any, path: str) -> Any:
+        """Return ``value`` as a plain tree (arrays by reference), or `ABSENT`."""
+        if type(value) in _ATOMS or isinstance(value, np.generic):
+            return value
+        if id(value) in self._met:
+            return self._again(self._met[id(value)][0], path)
+        read = self._reader(value)
+        if read is None:
+            return self._left(path, f"a `{type(value).__name__}` is not plain data")
+        known = len(self._met)
+        self._met[id(value)] = (None, value)
+        found = read(value, path)
+        self._met[id(value)] = (path, value)
+        if found is ABSENT:
+            # What lies inside was met, but is in no tree: nothing may refer to it.
+            for met in list(self._met)[known:]:
+                del self._met[met]
+        return found
+
+    def _again(self, first: str | None, path: str) -> Any:
+        return self._left(path, "it contains itself") if first is None else {KIND: "same", "as": first}
+
+    def _left(self, path: str, reason: str) -> Any:
+        self.left_out.append(LeftOut(path, reason))
+        return ABSENT
+
+    def _reader(self, value: Any) -> Callable[[Any, str], Any] | None:
+        kind = type(value)
+        if kind is np.ndarray and not value.dtype.hasobject:
+            return lambda array, _: array
+        if _is_tensor(value):
+            return lambda tensor, _: tensor.detach()
+        if kind in _CONTAINERS:
+            return self._container
+        if _is_space(value):
+            return self._space
+        if class_name(value) in WALKED:
+            return lambda owner, path: {KIND: "object", "class": class_name(owner), "state": self.attributes(owner, path)}
+        small = _SMALL.get(class_name(value))
+        return None if small is None else lambda owner, _: {KIND: class_name(owner), "state": small[0](owner)}
+
+    def _container(self, value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return self._mapping(value, path)
+        items = [self.value(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        if any(item is ABSENT for item in items):
+            return ABSENT
+        if isinstance(value, (list, tuple)):
+            return type(value)(items)
+        return {KIND: type(value).__name__, "items": items, "maxlen": getattr(value, "maxlen", None)}
+
+    def _mapping(self, value: dict[Any, Any], path: str) -> Any:
+        items = [(key, self.value(item, f"{path}[{key!r}]")) for key, item in value.items()]
+        if any(item is ABSENT for _, item in items):
+            return ABSENT
+        if type(value) is dict and all(type(key) in (str, int) and key != KIND for key in value):
+            return dict(items)
+        keys = [self.value(key, f"{path} key {key!r}") for key in value]
+        return ABSENT if any(key is ABSENT for key in keys) else {KIND: type(value).__name__, "keys": keys, "items": [v for _, v in items]}
+
+    def _space(self, space: Any, path: str) -> Any:
+        """Return the generators of a space and of the spaces in it; a generator that was not made yet stays None."""
+        inner = {name: self._inner_spaces(value, f"{path}.{name}") for name, value in vars(space).items() if _holds_spaces(value)}
+        rng = None if space._np_random is None else self.value(space._np_random, f"{path}.np_random")
+        return {KIND: "space", "np_random": rng, "inner": inner}
+
+    def _inner_spaces(self, value: Any, path: str) -> Any:
+        if _is_space(value):
+            return self.value(value, path)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [self.value(space, f"{path}[{key!r}]") for key, space in items]
+
+
+def _holds_spaces(value: object) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return _is_space(value) or (isinstance(value, (list, tuple)) and bool(value) and all(_is_space(item) for item in value))
+
+
+@dataclass(slots=True)
+class Refiller:
+    """Bring live values back to a recorded tree. Containers and objects are kept and refilled, arrays are replaced.
+
+    A live container that two places share while the saved ones did not, is refilled once; the other place gets its own.
+    """
+
+    _taken: dict[int, object] = field(default_factory=dict)
+    _made: dict[str, object] = field(default_factory=dict)
+
+    def attributes(self, owner: object, state: dict[str, Any], path: str) -> None:
+        """Overwrite the attributes of ``owner`` that ``state`` holds."""
+        for name, saved in state.items():
+            vars(owner)[name] = self.value(saved, vars(owner).get(name), f"{path}.{name}")
+
+    def value(self, saved: Any, live: Any, path: str) -> Any:
+        """Return the value to store where ``live`` was: ``live`` itself wherever it could be kept."""
+        if isinstance(saved, dict) and KIND in saved:
+            made = self._special(saved, live, path)
+        elif isinstance(saved, (dict, list)):
+            made = self._refilled(type(saved), saved.items() if isinstance(saved, dict) else enumerate(saved), live, path)
+        elif isinstance(saved, tuple):
+            made = tuple(self.value(item, _at(live, index), f"{path}[{index}]") for index, item in enumerate(saved))
+        elif _is_tensor(saved):
+            made = self._tensor(saved, live)
+        else:
+            made = saved
+        self._made[path] = made
+        return made
+
+    def _special(self, saved: dict[str, Any], live: Any, path: str) -> Any:
+        kind = saved[KIND]
+        if kind == "same":
+            return self._made[saved["as"]]
+        if kind == "space":
+            return self._space(saved, live, path)
+        if kind == "object":
+            _must_be(saved["class"], live, path)
+            self.attributes(live, saved["state"], path)
+            return live
+        if kind in _SMALL:
+            return _SMALL[kind][1](live, saved["state"], path)
+        keys = saved.get("keys")
+        items = enumerate(saved["items"]) if keys is None else zip(keys, saved["items"], strict=True)
+        return self._refilled(_NAMED[kind], items, live, path, saved.get("maxlen"))
+
+    def _refilled(self, kind: type, items: Any, live: Any, path: str, maxlen: int | None = None) -> Any:
+        fresh = [(key, self.value(item, _at(live, key), f"{path}[{key!r}]")) for key, item in items]
+        content: Any = dict(fresh) if issubclass(kind, dict) else [item for _, item in fresh]
+        if type(live) is not kind or id(live) in self._taken or getattr(live, "maxlen", None) != maxlen or kind is frozenset:
+            return deque(content, maxlen) if kind is deque else defaultdict(None, content) if kind is defaultdict else kind(content)
+        self._taken[id(live)] = live
+        live.clear()
+        (live.extend if kind in (list, deque) else live.update)(content)
+        return live
+
+    def _space(self, saved: dict[str, Any], live: Any, path: str) -> Any:
+        if not _is_space(live):
+            return live
+        live._np_random = self.value(saved["np_random"], live._np_random, f"{path}.np_random")
+        for name, inner in saved["inner"].items():
+            parts = vars(live)[name]
+            if _is_space(parts):
+                self.value(inner, parts, f"{path}.{name}")
+                continue
+            for (key, part), item in zip(parts.items() if isinstance(parts, dict) else enumerate(parts), inner, strict=True):
+                self.value(item, part, f"{path}.{name}[{key!r}]")
+        return live
+
+    def _tensor(self, saved: Any, live: Any) -> Any:
+        if not _is_tensor(live) or live.shape != saved.shape or live.dtype != saved.dtype or id(live) in self._taken:
+            return saved.to(live.device) if _is_tensor(live) else saved
+        self._taken[id(live)] = live
+        live.data.copy_(saved)
+        return live
+
+
+def _at(live: Any, key: Any) -> Any:
+    try:
+        return live[key]
+    except (TypeError, LookupError):
+        return None
+
+
+def _must_be(name: str, live: object, path: str) -> None:
+    if class_name(live) != name:
+        difference = Difference(path, name, class_name(live), "type")
+        raise MismatchError("the saved state belongs to another kind of object", [difference], kind="type")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two recorded trees hold the same bits."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if _is_tensor(one):
+        return same(one.detach().cpu().numpy(), other.detach().cpu().numpy()) if one.shape == other.shape else False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return bool(one == other) or (one != one and other != other)
+
+
+def _set_generator(live: Any, state: Any, path: str) -> Any:
+    name = state["bit_generator"]
+    if type(live) is not np.random.Generator or live.bit_generator.state["bit_generator"] != name:
+        live = np.random.Generator(getattr(np.random, name)())
+    live.bit_generator.state = state
+    return live
+
+
+def _set_random_state(live: Any, state: Any, path: str) -> Any:
+    live = live if type(live) is np.random.RandomState else np.random.RandomState()
+    live.set_state(state)
+    return live
+
+
+def _set_python_random(live: Any, state: Any, path: str) -> Any:
+    _must_be("random.Random", live, path)
+    live.setstate((state[0], tuple(state[1].tolist()), state[2]))
+    return live
+
+
+def _set_torch_generator(live: Any, state: Any, path: str) -> Any:
+    _must_be("torch._C.Generator", live, path)
+    live.set_state(state)
+    return live
+
+
+def _python_random(live: Any) -> Any:
+    version, words, gauss = live.getstate()
+    return (version, np.array(words, np.uint32), gauss)
+
+
+def _set_results_writer(live: Any, chunks: Any, path: str) -> Any:
+    if live is not None:
+        rewrite_log(live.file_handler, chunks)
+    return live
+
+
+_SMALL: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any, str], Any]]] = {
+    "numpy.random._generator.Generator": (lambda live: live.bit_generator.state, _set_generator),
+    "numpy.random.mtrand.RandomState": (lambda live: live.get_state(legacy=False), _set_random_state),
+    "random.Random": (_python_random, _set_python_random),
+    "torch._C.Generator": (lambda live: live.get_state(), _set_torch_generator),
+    "stable_baselines3.common.monitor.ResultsWriter": (lambda live: read_log(live.file_handler), _set_results_writer),
+}
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict)
+_NAMED = {kind.__name__: kind for kind in _CONTAINERS}

@@ -1,0 +1,132 @@
+"""The errors milepost raises, grouped by what the caller does next.
+
+::
+
+    MilepostError                     .kind  .facts  .hint  .exit_code
+    |-- UsageError (ValueError)       fix the call or the configuration
+    |-- MissingExtraError (ImportError)  install the extra it names
+    |-- NotFoundError (LookupError)   no such run, generation or name: start fresh, or look elsewhere
+    |-- MismatchError                 the data is sound but does not fit; lists every difference
+    |-- CorruptError                  the data is damaged; resume falls back, verify names it
+    |-- ConflictError                 another writer holds or has taken the run root: stop
+    |-- StoreError (OSError)          the disk or network failed; .retryable says whether to try again
+    |-- SaveFailed                    a background save failed; raised at the next save, wait or close
+    |-- ServiceError                  the checkpoint service or a peer failed
+    `-- InternalError                 a broken invariant of milepost itself: report it
+
+A class says what to do; ``kind`` says exactly what happened and is stable (kinds are added, never renamed); ``facts``
+holds the values; ``hint`` names the next command or call. The message is lower case with its values last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from milepost.records import Difference
+
+
+class MilepostError(Exception):
+    """Be the root of every error milepost raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, kind: str, hint: str = "", **facts: object) -> None:
+        self.message = message
+        self.kind = kind
+        self.hint = hint
+        self.facts: Mapping[str, object] = facts
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        values = " ".join(f"{name}=`{value}`" for name, value in self.facts.items() if value is not None)
+        text = f"{self.message}: {values}" if values else self.message
+        return f"{text}\nhint: {self.hint}" if self.hint else text
+
+
+class UsageError(MilepostError, ValueError):
+    """Report a call or a setting that cannot work as given."""
+
+    exit_code = 2
+
+
+class MissingExtraError(MilepostError, ImportError):
+    """Report an optional dependency that is not installed, with the command that installs it."""
+
+    exit_code = 2
+
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__(
+            "an optional dependency is not installed",
+            kind="missing-extra",
+            hint=f"pip install 'milepost[{extra}]'",
+            module=module,
+        )
+
+
+class NotFoundError(MilepostError, LookupError):
+    """Report a run root, generation or name that does not exist."""
+
+    exit_code = 10
+
+
+class MismatchError(MilepostError):
+    """Report sound data that does not fit the live objects or the running code.
+
+    ``differences`` lists every one of them, not only the first.
+    """
+
+    exit_code = 15
+
+    def __init__(self, message: str, differences: Sequence[Difference], *, kind: str, hint: str = "", **facts: object) -> None:
+        super().__init__(message, kind=kind, hint=hint, **facts)
+        self.differences = tuple(differences)
+
+    def __str__(self) -> str:
+        lines = "".join(f"\n  {difference}" for difference in self.differences)
+        head, _, hint = super().__str__().partition("\nhint: ")
+        return f"{head}{lines}\nhint: {hint}" if hint else head + lines
+
+
+class CorruptError(MilepostError):
+    """Report bytes that are not what was written: damaged, truncated, or never milepost's."""
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """Return 14 if data exists but nothing may be loaded, else 13."""
+        return 14 if self.kind == "nothing-valid" else 13
+
+
+class ConflictError(MilepostError):
+    """Report another writer: the lock is held, or this writer has been fenced by a later one."""
+
+    exit_code = 11
+
+
+class StoreError(MilepostError, OSError):
+    """Report a failed disk or network operation. It never means damage."""
+
+    def __init__(self, message: str, *, kind: str, retryable: bool, hint: str = "", **facts: object) -> None:
+        super().__init__(message, kind=kind, hint=hint, **facts)
+        self.retryable = retryable
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """Return 16 for a full disk or an exhausted quota, 12 for missing permission, else 1."""
+        return {"disk-full": 16, "quota": 16, "permission": 12}.get(self.kind, 1)
+
+
+class SaveFailed(MilepostError):
+    """Report a save that failed in the background; the cause is chained.
+
+    Nothing that was published before is harmed. The next save, ``wait()`` or ``close()`` raises it.
+    """
+
+
+class ServiceError(MilepostError):
+    """Report a lost peer, a stale answer or a timeout of the checkpoint service."""
+
+
+class InternalError(MilepostError):
+    """Report a broken invariant of milepost itself."""

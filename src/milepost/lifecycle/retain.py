@@ -1,0 +1,86 @@
+"""Say what to keep: last N, best K, pinned, the newest healthy one, and what this process stands on.
+
+All is derived from what is on disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from milepost.errors import UsageError
+from milepost.records import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep the ``last`` newest generations and the ``best`` ones by the metric ``by``.
+
+    Whatever these say, the newest healthy generation stays (and the newest that is also complete), pinned ones stay, and
+    so does the one which this process resumed from.
+    """
+
+    last: int = 5
+    best: int = 0
+    by: str | None = None
+    mode: Literal["max", "min"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.last < 1 or self.best < 0:
+            raise UsageError(
+                "Keep needs last >= 1 and best >= 0", kind="bad-keep", hint="Keep(last=5)", last=self.last, best=self.best
+            )
+        if self.best and not self.by:
+            raise UsageError(
+                "Keep(best=...) needs to know the metric", kind="bad-keep", hint='Keep(last=5, best=1, by="eval/return")'
+            )
+        if self.mode not in ("max", "min"):
+            raise UsageError(
+                'mode is "max" or "min"', kind="bad-keep", hint='Keep(best=1, by="eval/loss", mode="min")', mode=self.mode
+            )
+
+    def select(self, live: Mapping[int, Summary], protected: frozenset[int] = frozenset()) -> frozenset[int]:
+        """Return the numbers that stay, of ``live`` generations by number. ``protected`` ones stay in any case. Pure."""
+        counted = originals(live)
+        newest = sorted(counted)[-self.last :]
+        return frozenset({*newest, *self.best_of(live), *essential(live), *(protected & live.keys())})
+
+    def best_of(self, live: Mapping[int, Summary]) -> tuple[int, ...]:
+        """Return the ``best`` numbers by the metric, best first. NaN is never best; ties go to the newer one."""
+        return rank(live, self.by, self.mode)[: self.best] if self.by else ()
+
+
+def rank(live: Mapping[int, Summary], by: str, mode: Literal["max", "min"] = "max") -> tuple[int, ...]:
+    """Return the numbers of the healthy generations that carry a value of metric ``by``, best first."""
+    sign = 1.0 if mode == "max" else -1.0
+    scored = [
+        (sign * summary.metrics[by].number, number)
+        for number, summary in originals(live).items()
+        if by in summary.metrics and not math.isnan(summary.metrics[by].number) and summary.healthy
+    ]
+    return tuple(number for _, number in sorted(scored, reverse=True))
+
+
+def originals(live: Mapping[int, Summary]) -> dict[int, Summary]:
+    """Return ``live`` without those whose content a later trim repeats: a trim is not one more generation."""
+    repeated = {summary.trim_of for summary in live.values()}
+    return {number: summary for number, summary in live.items() if number not in repeated}
+
+
+def essential(live: Mapping[int, Summary]) -> frozenset[int]:
+    """Return what no retention may take: the newest, the newest healthy and complete ones, what a fresh start set aside."""
+    counted = originals(live)
+    healthy = [number for number, summary in counted.items() if summary.healthy]
+    complete = [number for number in healthy if counted[number].complete]
+    ends = {max(numbers) for numbers in (list(counted), healthy, complete) if numbers}
+    return frozenset(ends | _set_aside(counted))
+
+
+def _set_aside(counted: Mapping[int, Summary]) -> set[int]:
+    """Return what stood before a start with ``which="never"``, until two generations exist after it (rule 27)."""
+    fresh = max((number for number, summary in counted.items() if summary.rollback_to == 0), default=None)
+    if fresh is None or sum(number >= fresh for number in counted) >= 2:
+        return set()
+    return {number for number in counted if number < fresh}

@@ -1,0 +1,228 @@
+"""Publish a generation: create its manifest, find out whether that happened, and only then acknowledge (rules 9 to 13).
+
+A `Chain` is what one writer knows of its own line of generations. It moves forward only here, and only when a manifest
+is known to be there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from milepost.errors import ConflictError, CorruptError, MismatchError, NotFoundError, StoreError
+from milepost.publish import layout
+from milepost.publish.manifest import decode, decode_manifest, decode_summary, encode
+from milepost.publish.term import Claim
+from milepost.publish.view import read_pins, read_run
+from milepost.records import Fence, Manifest, Summary
+from milepost.store.base import Store
+
+KeepRule = Callable[[Mapping[int, Summary], frozenset[int]], frozenset[int]]
+"""Choose what stays: from the live generations with the new one among them, and the pinned numbers, to the numbers kept."""
+
+_CREATES = 2
+"""How often one save tries to create a manifest whose outcome it could not learn."""
+
+
+@dataclass(slots=True)
+class Chain:
+    """Know one writer's generations: the head, what is live, which number is next, and what is still to be deleted."""
+
+    run_id: str
+    term: int
+    claim_id: str
+    term_head: int
+    term_next: int
+    head: Summary | None
+    live: dict[int, Summary]
+    next: int
+    barrier: int = 0
+    """Nothing with a number at or below this may be deleted: an unreadable manifest may name it (rule 3a)."""
+    dropped: dict[int, Summary] = field(default_factory=dict)
+    """Generations which a published manifest dropped and which are not deleted yet: a pin or a failing disk held them up."""
+    condemned: set[str] = field(default_factory=set)
+    """Blobs whose manifest is deleted already, and which are to go too."""
+    attempted: set[str] = field(default_factory=set)
+    """Blobs which a manifest with an unknown outcome named: not deleted until some manifest holds that number (rule 12)."""
+    last_timestamp: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return what this writer's temporary files carry in their names."""
+        return layout.label(self.term)
+
+
+def chain_of(claimed: Claim) -> Chain:
+    """Return the chain that a fresh claim starts with."""
+    view, settlement = claimed.view, claimed.settlement
+    stamps = [summary.commit_timestamp for summary in view.listing.summaries.values()]
+    return Chain(
+        claimed.run.run_id,
+        claimed.term,
+        claimed.claim_id,
+        settlement.head,
+        settlement.next,
+        view.head,
+        dict(view.live),
+        settlement.next,
+        view.barrier,
+        last_timestamp=max(stamps, default=0),
+    )
+
+
+def publish(store: Store, chain: Chain, draft: Manifest, keep: KeepRule, now_ns: int) -> Manifest:
+    """Create the manifest of a new generation on top of the chain, and return it once it is certain that it counts.
+
+    ``draft`` holds the content, and ``rollback_to`` if its base is not the head (rule 27); number, parent, keep and
+    timestamp are filled in here, since they change with each attempt. Raises `ConflictError` if this writer has been
+    fenced: whether the save counts is then for the claimer to say. Raises `StoreError` if it could not be learnt whether
+    the manifest landed: the number stays reserved.
+    """
+    wanted = frozenset(read_pins(store, chain.run_id))
+    while True:
+        manifest = _complete(chain, draft, keep, wanted, now_ns)
+        holder = _create(store, chain, manifest)
+        if holder is None:
+            break
+        _step_over(store, chain, holder, manifest.number)
+    _still_ours(store, chain, manifest.number)
+    _advance(chain, manifest)
+    return manifest
+
+
+def _complete(chain: Chain, draft: Manifest, keep: KeepRule, wanted: frozenset[int], now_ns: int) -> Manifest:
+    number = chain.next
+    manifest = dataclasses.replace(
+        draft,
+        run_id=chain.run_id,
+        number=number,
+        term=chain.term,
+        parent=chain.head.number if chain.head else 0,
+        term_head=chain.term_head,
+        term_next=chain.term_next,
+        commit_timestamp=max(now_ns, chain.last_timestamp + 1),
+    )
+    kept = keep({**chain.live, number: manifest}, wanted)
+    # `keep` never takes a dead number in again: it can only name what is live now, or the generation itself (rule 2).
+    return dataclasses.replace(manifest, keep=tuple(sorted(kept & {*chain.live, number})))
+
+
+def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | None:
+    """Create the manifest; return None if it is there now, else what holds its number (0 if that cannot be read).
+
+    Raises the `StoreError` of the create if the outcome stays unknown (rule 12): a request that timed out may still
+    land, even much later. The same number is then tried again by the next save, and no blob this attempt named is deleted.
+    """
+    name, data = layout.manifest(manifest.number), encode(manifest)
+    failure: StoreError | None = None
+    for _ in range(_CREATES):
+        try:
+            if store.create(name, data, label=chain.label):
+                return None
+        except StoreError as error:
+            failure = error
+            chain.attempted.update(blob.name for blob in manifest.blobs)
+        holder = _holder(store, name)
+        if isinstance(holder, Summary) and holder.write_id == manifest.write_id:
+            # A lost answer: our create landed. Its name may not be durable yet, and we acknowledge only what is.
+            store.sync(layout.GENERATIONS)
+            return None
+        if holder is not None:
+            return holder
+    raise failure or StoreError("a manifest appears and vanishes", kind="unstable", retryable=True, name=name, root=store.url)
+
+
+def _holder(store: Store, name: str) -> Summary | int | None:
+    """Return the manifest that holds ``name``, 0 if it cannot be read, None if there is none."""
+    try:
+        return decode_summary(store.read(name), name)
+    except NotFoundError:
+        return None
+    except (CorruptError, MismatchError):
+        return 0
+
+
+def _step_over(store: Store, chain: Chain, holder: Summary | int, number: int) -> None:
+    """Go past an occupied number (rule 11)."""
+    if isinstance(holder, Summary) and holder.run_id == chain.run_id and holder.term == chain.term:
+        _adopt_own(store, chain, number)
+    elif isinstance(holder, Summary) and holder.run_id == chain.run_id and holder.term > chain.term:
+        raise fenced(store, chain, holder.term)
+    else:
+        # Void: a paused writer of a lower term created it after we had settled; or foreign; or unreadable. It stays taken.
+        chain.next = number + 1
+        if holder == 0:
+            chain.barrier = max(chain.barrier, number)
+
+
+def _adopt_own(store: Store, chain: Chain, number: int) -> None:
+    """Take an earlier attempt of ours, whose outcome was unknown, as what it is: published. It becomes the parent."""
+    name = layout.manifest(number)
+    earlier = decode_manifest(store.read(name), name)
+    store.sync(layout.GENERATIONS)
+    _advance(chain, earlier)
+
+
+def _advance(chain: Chain, manifest: Manifest) -> None:
+    """Move the chain onto a generation that is known to be published."""
+    summary = summary_of(manifest)
+    kept = {*manifest.keep, manifest.number}
+    chain.dropped.update({number: old for number, old in chain.live.items() if number not in kept})
+    chain.live = {number: old for number, old in chain.live.items() if number in kept} | {manifest.number: summary}
+    chain.head, chain.next = summary, manifest.number + 1
+    chain.last_timestamp = manifest.commit_timestamp
+    # Some manifest holds the number that the unknown attempts were for. What they alone named is nobody's now.
+    named = {blob.name for blob in manifest.blobs}
+    chain.condemned.update(chain.attempted - named - {blob.name for old in chain.live.values() for blob in old.blobs})
+    chain.attempted.clear()
+
+
+def summary_of(manifest: Manifest) -> Summary:
+    """Return a manifest without its trees and leaves."""
+    return Summary(**{item.name: getattr(manifest, item.name) for item in dataclasses.fields(Summary)})
+
+
+def _still_ours(store: Store, chain: Chain, number: int) -> None:
+    """Look for a higher fence *after* the create (rule 13), and for a reset (rule 26).
+
+    Found: touch nothing. The claimer either saw our manifest, and keeps it, or did not, and made it void.
+    """
+    highest = chain.term
+    own = False
+    for entry in store.list(layout.TERMS):
+        term = layout.fence_term(entry.name)
+        if term is not None:
+            highest, own = max(highest, term), own or term == chain.term
+    if highest > chain.term:
+        raise fenced(store, chain, highest)
+    run = read_run(store)
+    if not own or run is None or run.run_id != chain.run_id:
+        raise ConflictError(
+            "the run was set aside by `milepost reset` while this process was training it",
+            kind="was-reset",
+            hint="stop this process; what it saved before is in the directory that reset named",
+            root=store.url,
+            generation=number,
+        )
+
+
+def fenced(store: Store, chain: Chain, by: int) -> ConflictError:
+    """Return the error of a writer that a later claim has ended."""
+    return ConflictError(
+        "another process has claimed this run; this one may not write to it any more",
+        kind="fenced",
+        hint=f"stop this process, or the other one ({_claimer(store, by)}); milepost ls {store.url} shows what counts",
+        root=store.url,
+        term=chain.term,
+        claimed_by_term=by,
+    )
+
+
+def _claimer(store: Store, term: int) -> str:
+    name = layout.fence(term)
+    try:
+        fence = decode(store.read(name), Fence, name)
+    except (NotFoundError, CorruptError):
+        return f"term {term}"
+    return f"pid {fence.pid} on {fence.host}, since {fence.claimed_at}"

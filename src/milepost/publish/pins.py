@@ -1,0 +1,42 @@
+"""Keep a generation whatever retention says, from any process, in two steps (rule 17)."""
+
+from __future__ import annotations
+
+from milepost.errors import NotFoundError
+from milepost.publish import layout
+from milepost.publish.manifest import encode
+from milepost.publish.view import read, read_run
+from milepost.records import Pin, Summary
+from milepost.store.base import Store
+
+
+def pin(store: Store, number: int, *, by: str = "") -> Summary:
+    """Pin a live generation and return it. Raises `NotFoundError` if it is not live any more.
+
+    First the wish, durable; then the look whether the generation is live; then the promise. A writer that retires looks
+    at the wishes once more before it deletes, so one of the two sees the other. And only a promise makes alive: a wish
+    that is about to fail must not let a claimer roll back to a generation whose blobs are being deleted.
+    """
+    run = read_run(store)
+    if run is None:
+        raise NotFoundError("there is no milepost run here", kind="no-such-run", hint="check the path", root=store.url)
+    name = layout.pin(number)
+    store.replace(name, encode(Pin(run.run_id, number, "wanted", by)))
+    found = read(store).live.get(number)
+    if found is None:
+        unpin(store, number)
+        raise NotFoundError(
+            "this generation is not there, or has been retired; only a live one can be pinned",
+            kind="not-live",
+            hint=f"milepost ls {store.url} shows the live ones",
+            root=store.url,
+            generation=number,
+        )
+    store.replace(name, encode(Pin(run.run_id, number, "held", by)))
+    return found
+
+
+def unpin(store: Store, number: int) -> None:
+    """Remove the pin; the next publish retires the generation if nothing else keeps it."""
+    store.delete(layout.pin(number))
+    store.sync(layout.PINS)

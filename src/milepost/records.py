@@ -1,0 +1,311 @@
+"""Hold the frozen data every layer passes on. No behaviour but printing; no imports but the standard library.
+
+Records that are stored are JSON objects with these very field names; docs/FORMAT.md explains them. Numbers that JSON
+would bend (floats, integers beyond 64 bits) are stored as text, see `Metric` and the tree nodes of ``state/tree.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+FORMAT_VERSION = 1
+"""The version of the bytes on disk. It moves only with a decision record."""
+
+Exactness: TypeAlias = Literal["exact", "approximate", "not captured"]
+Node: TypeAlias = list[Any]
+"""One node of a component's stored tree, see ``state/tree.py``: ``[tag, ...]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Identify weights or a checkpoint. Order is not read from it: order is (term, generation)."""
+
+    run_id: str
+    step: int
+    commit_timestamp: int
+    """Nanoseconds since the epoch, and always larger than the one before it in the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """Say what one array is, without its bytes."""
+
+    kind: str
+    """Which kind of object it comes back as: ``numpy``, ``numpy-scalar``, ``bytes``, ``torch``, ``opaque`` ..."""
+    dtype: str
+    """The dtype's own name (``float32``, ``bfloat16``, ``<U5``, ``datetime64[ns]``); byte order is always the saved one."""
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRecord:
+    """Say where the bytes of one leaf lie: bytes ``[start, stop)`` of the file of ``blobs[blob]`` of its manifest."""
+
+    path: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    blob: int
+    start: int
+    stop: int
+    digest: str
+    """XXH3-128 of the leaf's bytes, 32 hexadecimal digits."""
+
+    @property
+    def spec(self) -> LeafSpec:
+        """Return what the leaf is."""
+        return LeafSpec(self.kind, self.dtype, self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes the leaf has."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRecord:
+    """Name one blob and say how it must look: all its bytes, header included."""
+
+    name: str
+    size_bytes: int
+    digest: str
+    """XXH3-128 of the whole file, 32 hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentRecord:
+    """Hold one component's tree and its leaves."""
+
+    name: str
+    tree: Node
+    leaves: tuple[LeafRecord, ...]
+    exactness: Exactness = "exact"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Hold one reported number and the step it was measured at."""
+
+    value: str
+    """``float.hex()`` of the number, or ``nan``, ``inf``, ``-inf``."""
+    step: int
+
+    @property
+    def number(self) -> float:
+        """Return the value as a float."""
+        return float.fromhex(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Say who made a generation, where and with what. Secrets are removed from the command line."""
+
+    host: str = ""
+    boot_id: str = ""
+    pid: int = 0
+    attempt: int = 1
+    incarnation: str = ""
+    command: str = ""
+    git_commit: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Be the part of a manifest that judging, retaining and listing need; reading it skips trees and leaves."""
+
+    format_version: int
+    run_id: str
+    number: int
+    term: int
+    write_id: str
+    parent: int
+    """The number of the head it was published on; 0 for the first generation of a run."""
+    keep: tuple[int, ...]
+    """The numbers that stay live beside this one (PROTOCOL rule 2)."""
+    rollback_to: int | None
+    """The base's number when it is not the parent; 0 when the state started anew; None when base and parent are one (rule 27)."""
+    term_head: int
+    term_next: int
+    """The settlement of its term once more, for when that file cannot be read (rule 3a)."""
+    step: int
+    commit_timestamp: int
+    blobs: tuple[BlobRecord, ...]
+    trim_of: int | None = None
+    """Set on a trim: the number of the generation whose content it repeats."""
+    complete: bool = True
+    healthy: bool = True
+    nonfinite: tuple[str, ...] = ()
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    best_by: str = ""
+    """The metric that decided what is best when this was saved (`Keep.by`); empty if none did."""
+    best_mode: Literal["max", "min"] = "max"
+    reason: str = ""
+    """Why it was saved: a trigger's words, ``final``, ``manual``, ``rollback``, ``trim``."""
+    elapsed_s: str = "0x0.0p+0"
+    """Training time so far over all attempts, seconds, as ``float.hex()``."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Progress beside ``step``: ``episodes``, ``epochs``, ``updates`` ... as the trainer counts them."""
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def version(self) -> Version:
+        """Return the identity of what was saved."""
+        return Version(self.run_id, self.step, self.commit_timestamp)
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the size of every blob this generation stands on."""
+        return sum(blob.size_bytes for blob in self.blobs)
+
+    @property
+    def new_bytes(self) -> int:
+        """Return the size of the blobs which this generation wrote itself."""
+        return sum(blob.size_bytes for blob in self.blobs if f"/{self.number:06d}-t{self.term}-" in blob.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Summary):
+    """Record one generation. Creating it is the commit."""
+
+    components: tuple[ComponentRecord, ...] = ()
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """What must be equal for the same bits to come out: versions, thread counts, CPU capability, env ids, wrapper chain."""
+
+    def component(self, name: str) -> ComponentRecord | None:
+        """Return the component called ``name``, or None."""
+        return next((component for component in self.components if component.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Claim a term: ``terms/0007.json``."""
+
+    run_id: str
+    term: int
+    claim_id: str
+    host: str
+    boot_id: str
+    pid: int
+    claimed_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Say from which head a term started: ``terms/0007.from.json``. A dead term settles nothing."""
+
+    run_id: str
+    term: int
+    head: int
+    next: int
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Name the run a root holds: ``milepost.json``. ``first_term`` and ``first_number`` rise with each reset."""
+
+    format_version: int
+    run_id: str
+    created_at: str
+    first_term: int = 1
+    first_number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRecord:
+    """Intend to set a run aside: ``reset.json``, written before the first name moves, removed after the last."""
+
+    run_id: str
+    new_run_id: str
+    to: str
+    """The directory, within the root, which the old run moves to: itself a run root."""
+    first_term: int
+    first_number: int
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Ask that a generation stays (``wanted``), or say that it does (``held``): ``pins/000042``."""
+
+    run_id: str
+    number: int
+    state: Literal["wanted", "held"]
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineMark:
+    """Say that a generation is not to be loaded, and why: ``quarantine/000040.json``."""
+
+    run_id: str
+    number: int
+    kind: Literal["damaged", "kills-loader"]
+    reason: str
+    marked_at: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Point at the newest generation: ``LATEST``. A hint for pollers and people, never the truth."""
+
+    run_id: str
+    generation: int
+    step: int
+    manifest_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Say which step is being saved: ``progress.json``, durable before the first byte of data."""
+
+    run_id: str
+    term: int
+    attempt: int
+    generation: int
+    step: int
+    written_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Name one place where saved and live state do not fit."""
+
+    path: str
+    saved: str
+    live: str
+    kind: str = "shape"
+    """``missing``, ``unexpected``, ``shape``, ``dtype``, ``type``, ``version``, ``env`` ...: see `milepost.engine.mismatch`."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: saved {self.saved}, here {self.live}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Say what a resume brought back."""
+
+    generation: int
+    step: int
+    counters: dict[str, int]
+    version: Version
+    elapsed_s: float
+    """Training time before this start, over all attempts."""
+    components: tuple[str, ...]
+    inexact: tuple[str, ...] = ()
+    """Why the run may not go on bit for bit; empty when it does."""
+    warnings: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """Newer generations that were passed over, and why."""
+
+    @property
+    def exact(self) -> bool:
+        """Return whether the run goes on bit for bit, as far as milepost can tell."""
+        return not self.inexact

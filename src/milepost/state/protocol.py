@@ -1,0 +1,41 @@
+"""Say what an object must offer to be saved and brought back.
+
+Most objects need nothing from milepost: torch modules, optimizers, schedulers and data loaders have ``state_dict`` and
+``load_state_dict`` already, and plain trees of containers, arrays and scalars are read and written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from milepost.records import Difference
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Give state as a plain tree, and take it back in place.
+
+    ``state_dict`` may return references to live memory: it is copied before the call to ``save`` returns.
+    ``load_state_dict`` receives the same tree with fresh arrays, and overwrites the object's own.
+    """
+
+    def state_dict(self) -> object:
+        """Return the state as a tree of containers, arrays and scalars."""
+
+    def load_state_dict(self, state: object, /) -> object:
+        """Overwrite the object's state with ``state``."""
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """Decide for itself whether a saved state fits; optional beside `Stateful`.
+
+    For objects whose live state says too little (an optimizer before its first step) or may change shape freely.
+    """
+
+    def state_differences(self, saved: object, /) -> Iterable[Difference]:
+        """Return every difference that would stop or spoil ``load_state_dict(saved)``, paths relative to the object.
+
+        ``saved`` is the saved tree with a `milepost.records.LeafSpec` in the place of each array. Changes nothing.
+        """

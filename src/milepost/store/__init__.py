@@ -1,0 +1,1 @@
+"""Keep bytes somewhere: one contract, several places."""

@@ -1,0 +1,324 @@
+"""Keep bytes in a directory of a POSIX file system, so that what was acknowledged survives a power cut.
+
+The order of the system calls in `LocalStore._write_whole` and `BlobFile.commit` is what everything else stands on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from milepost.clock import Clock
+from milepost.errors import NotFoundError, StoreError
+from milepost.store.base import (
+    BlobWriter,
+    Buffer,
+    Entry,
+    Store,
+    checked_name,
+    checked_prefix,
+    is_name,
+    name_taken,
+    no_such_name,
+)
+from milepost.store.blob_file import BlobFile
+from milepost.store.lock import FileGuard, FileLock
+from milepost.store.posix import Posix, as_bytes, discard, failures_of, read_all, store_error, write_all
+
+_CAS_LOCK = "cas.lock"
+_CAS_WAIT_S = 60.0
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_RENAME_NEW = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+class _CondemnedError(StoreError):
+    """Report a failed fsync of a file nobody has seen yet: its bytes may be gone from memory as well as from disk."""
+
+
+class LocalStore(Store):
+    """Keep names as files below ``root``, which is made by the first write.
+
+    ``wait`` sleeps for some seconds while another process holds a lock; tests pass one that moves their clock.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        clock: Clock,
+        *,
+        posix: Posix | None = None,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        # A training script may change its working directory, and its checkpoints must not move with it.
+        self.root = os.path.abspath(os.fspath(root))
+        self.url = self.root
+        self._clock = clock
+        self._posix = posix or Posix()
+        self._wait = wait or threading.Event().wait
+        self._durable_directories: set[str] = set()
+        self._appending = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root!r})"
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        with self._opened(name) as descriptor:
+            size = self._posix.size(descriptor)
+            data = bytearray(max(0, (size if stop is None else min(stop, size)) - start))
+            into = memoryview(data)
+            return bytes(into[: read_all(self._posix, descriptor, into, start)])
+
+    def read_into(self, name: str, start: int, into: memoryview) -> int:
+        with self._opened(name) as descriptor:
+            return read_all(self._posix, descriptor, as_bytes(into), start)
+
+    def list(self, prefix: str) -> list[Entry]:
+        found: list[Entry] = []
+        pending = [checked_prefix(prefix)]
+        while pending:
+            below = pending.pop()
+            path = os.path.join(self.root, below)
+            with failures_of("list", path, name=prefix):
+                directories, files = self._posix.scan(path)
+            pending += [f"{below}{directory}/" for directory in directories if is_name(directory)]
+            found += [Entry(below + file, size_bytes) for file, size_bytes in files if is_name(file)]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def create(self, name: str, data: Buffer, *, label: str = "t0") -> bool:
+        return self._anew_if_condemned(lambda: self._write_whole(name, data, label, self._link_new))
+
+    def replace(self, name: str, data: Buffer, *, durable: bool = True, label: str = "t0") -> None:
+        self._anew_if_condemned(lambda: self._write_whole(name, data, label, self._replace, durable=durable))
+
+    def replace_if(self, name: str, expected: bytes | None, data: Buffer, *, label: str = "t0") -> bool:
+        with self._compare_and_set(name):
+            try:
+                current = self.read(name)
+            except NotFoundError:
+                current = None
+            if current != expected:
+                return False
+            self.replace(name, data, label=label)
+            return True
+
+    def append(self, name: str, data: Buffer) -> None:
+        path, record = self._path(name), as_bytes(data)
+        with self._appending, failures_of("append to", path, name=name):
+            self._keep_directory(os.path.dirname(path))
+            descriptor = self._posix.open_append(path)
+            try:
+                size_bytes = self._posix.size(descriptor)
+                written = self._posix.write(descriptor, record)
+                if written < len(record):
+                    # A full disk takes half a record. Leaving it there would spoil the next one too.
+                    self._posix.truncate(descriptor, size_bytes)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            finally:
+                self._posix.close(descriptor)
+
+    def open_blob(self, name: str) -> BlobWriter:
+        path = self._path(name)
+        with failures_of("create", path, name=name):
+            self._keep_directory(os.path.dirname(path))
+            try:
+                if self._posix.exists(path):
+                    raise FileExistsError
+                descriptor = self._posix.open_new(path + ".part")
+            except FileExistsError:
+                raise name_taken(name, self.url) from None
+        return BlobFile(self._posix, name, path, descriptor)
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with failures_of("delete", path, name=name):
+            try:
+                self._posix.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+
+    def move(self, name: str, to: str) -> None:
+        path, target = self._path(name), self._path(to)
+        with failures_of("move", path, name=name, unknown=True):
+            self._keep_directory(os.path.dirname(target))
+            try:
+                self._rename_new(path, target)
+            except FileExistsError:
+                if self._posix.exists(path):
+                    raise name_taken(to, self.url) from None
+            except (FileNotFoundError, NotADirectoryError):
+                if not self._posix.exists(target):
+                    raise no_such_name(name, self.url) from None
+
+    def sync(self, prefix: str) -> None:
+        path = os.path.join(self.root, checked_prefix(prefix)).rstrip("/")
+        with failures_of("sync", path, name=prefix):
+            if not self._posix.is_directory(path):
+                return
+            self._keep_directory(path)
+            pending = [path]
+            while pending:
+                directory = pending.pop()
+                try:
+                    self._posix.sync_directory(directory)
+                    pending += [os.path.join(directory, below) for below in self._posix.subdirectories(directory)]
+                except FileNotFoundError:
+                    continue  # gone, and so are the names in it
+
+    def free_bytes(self) -> int | None:
+        path = self.root
+        while not self._posix.exists(path):
+            path = os.path.dirname(path)
+        with failures_of("ask for the free space of", path):
+            return self._posix.free_bytes(path)
+
+    def guard(self, *, wait_s: float, take_over: bool) -> FileGuard:
+        with failures_of("make", self.root):
+            self._keep_directory(self.root)
+        return FileGuard(self.root, self._posix, self._clock, self._wait, wait_s=wait_s, take_over=take_over)
+
+    def _write_whole(
+        self, name: str, data: Buffer, label: str, give_name: Callable[[str, str], bool], *, durable: bool = True
+    ) -> bool:
+        """Write a name whole, in the one order that a kill or a power cut between any two lines cannot spoil."""
+        posix, target, blobs = self._posix, self._path(name), os.path.join(self.root, "blobs")
+        with failures_of("write", target, name=name):
+            # A directory whose own name is lost takes all names in it along: first the parents, durably.
+            self._keep_directory(os.path.dirname(target))
+            # In blobs/ the next claimer sweeps what a kill leaves here, and the label tells it whose it was (PROTOCOL rule 8).
+            self._keep_directory(blobs)
+            temporary = os.path.join(blobs, f"{os.path.basename(target)}-{label}-{self._clock.nonce()}.tmp")
+            descriptor = posix.open_new(temporary)
+        try:
+            with failures_of("write", target, name=name):
+                try:
+                    write_all(posix, descriptor, as_bytes(data))
+                    if durable:
+                        # Bytes before the name: a name that a power cut leaves pointing at a hole is a damaged record.
+                        with failures_of("sync", target, name=name, kind_of_error=_CondemnedError):
+                            posix.fsync(descriptor)
+                finally:
+                    posix.close(descriptor)
+            with failures_of("name", target, name=name, unknown=True):
+                # All or nothing: no reader ever sees a half-written name, and of two creators one is told no.
+                given = give_name(temporary, target)
+                if given and durable:
+                    # The name itself: until now a power cut takes it back, so only now may anyone be told.
+                    posix.sync_directory(os.path.dirname(target))
+            return given
+        except BaseException:
+            discard(posix, temporary)
+            raise
+
+    def _anew_if_condemned(self, write: Callable[[], bool]) -> bool:
+        """Write once more under another temporary name after a failed fsync: a second fsync of the same file would lie."""
+        try:
+            return write()
+        except _CondemnedError:
+            return write()
+
+    def _link_new(self, temporary: str, target: str) -> bool:
+        """Give the written file its name unless that is taken; the temporary name goes in any case."""
+        posix = self._posix
+        try:
+            posix.link(temporary, target)
+            given = True
+        except FileExistsError:
+            # A network file system may have done it, lost the answer and asked again: then the name is of our own file.
+            given = posix.same_file(temporary, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            try:
+                posix.rename_new(temporary, target)
+                return True
+            except FileExistsError:
+                given = False
+            except OSError as second:
+                if second.errno not in _NO_RENAME_NEW:
+                    raise
+                raise _no_atomic_create(target) from error
+        discard(posix, temporary)
+        return given
+
+    def _replace(self, temporary: str, target: str) -> bool:
+        self._posix.replace(temporary, target)
+        return True
+
+    def _rename_new(self, path: str, target: str) -> None:
+        """Rename unless the new name is taken; where the file system cannot, by a link, which a kill may leave half done."""
+        try:
+            self._posix.rename_new(path, target)
+        except OSError as error:
+            if error.errno not in _NO_RENAME_NEW:
+                raise
+            try:
+                self._posix.link(path, target)
+            except FileExistsError:
+                if not self._posix.same_file(path, target):
+                    raise
+            self._posix.unlink(path)
+
+    def _keep_directory(self, directory: str) -> None:
+        """Make a directory, and whatever is missing above it, each durable in its parent; once in this store's life.
+
+        It is done for directories that are there already, too: a killed predecessor may have made one and not synced it.
+        Above the root only what is missing is made.
+        """
+        if directory in self._durable_directories:
+            return
+        parent, made = os.path.dirname(directory), False
+        if directory.startswith(self.root + os.sep) or not self._posix.exists(parent):
+            self._keep_directory(parent)
+        if not self._posix.is_directory(directory):
+            with suppress(FileExistsError):  # another process was faster, or it is a file, and then the next call says so
+                self._posix.mkdir(directory)
+                made = True
+        try:
+            self._posix.sync_directory(parent)
+        except OSError as error:
+            # A run root that was made for us below a directory which we may not read is its maker's to keep.
+            if made or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+        self._durable_directories.add(directory)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root, checked_name(name))
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        path = self._path(name)
+        with failures_of("read", path, name=name):
+            try:
+                descriptor = self._posix.open_read(path)
+                try:
+                    yield descriptor
+                finally:
+                    self._posix.close(descriptor)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                raise no_such_name(name, self.url) from error
+
+    @contextmanager
+    def _compare_and_set(self, name: str) -> Iterator[None]:
+        """Keep every other `replace_if` out, in this process and in all others, for a handful of system calls."""
+        lock = FileLock(os.path.join(self.root, _CAS_LOCK), self._posix)
+        with failures_of("lock", lock.path, name=name):
+            self._keep_directory(self.root)
+            if not lock.wait_and_lock(_CAS_WAIT_S, self._clock, self._wait):
+                raise store_error(OSError(errno.ETIMEDOUT, "a stopped process holds it"), "lock", lock.path, name=name)
+        try:
+            yield
+        finally:
+            lock.unlock()
+
+
+def _no_atomic_create(target: str) -> StoreError:
+    return StoreError(
+        "the file system can neither link nor rename without overwriting, so two writers could not be told apart",
+        kind="no-atomic-create",
+        retryable=False,
+        hint="put the run root on a local disk, NFS, Lustre or another file system with hard links",
+        path=target,
+    )

@@ -1,0 +1,279 @@
+"""Keep a second writer out of a local run root, and name the first one.
+
+A lock only makes a second claim rare, and its error message good. What makes a second claim *safe* is the terms of
+PROTOCOL section 1; so whoever insists (``take_over``) may go on without the lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from milepost.clock import Clock, utc_text
+from milepost.errors import ConflictError, StoreError
+from milepost.store.base import Guard
+from milepost.store.posix import Posix, failures_of
+
+WRITER_LOCK = "writer.lock"
+_POLL_S = 0.05
+_RECORD_BYTES = 4096
+
+
+def host_name() -> str:
+    """Return the name of this machine or container."""
+    return os.uname().nodename
+
+
+def boot_id() -> str:
+    """Return what changes with each start of this machine; empty where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot: with its PID it names a process for good.
+
+    None if there is no such process, or the system does not say.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])  # field 22; the command in field 2 may hold spaces and brackets
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Name the process that holds a lock, as it wrote itself into the lock file. For people; nothing is decided by it."""
+
+    pid: int
+    host: str
+    boot_id: str
+    start_time: int | None
+    claimed_ns: int
+    claimed_at: str
+    command: str
+    """The script's name only: arguments may hold secrets."""
+
+    @classmethod
+    def of_this_process(cls, clock: Clock) -> Holder:
+        """Describe the calling process."""
+        now_ns, pid, command = clock.wall_ns(), os.getpid(), os.path.basename(sys.argv[0] if sys.argv else "")
+        return cls(pid, host_name(), boot_id(), process_start_time(pid), now_ns, utc_text(now_ns), command)
+
+    @property
+    def is_here(self) -> bool:
+        """Say whether it was a process of this machine, since it was last started."""
+        return self.host == host_name() and self.boot_id == boot_id()
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether that very process still exists here: a PID alone may have been given to another since."""
+        started = process_start_time(self.pid)
+        return self.is_here and started is not None and started == self.start_time
+
+
+class FileLock:
+    """Hold an OS lock (flock) on one file, for one process: a forked child does not hold it."""
+
+    def __init__(self, path: str, posix: Posix) -> None:
+        self.path = path
+        self.posix = posix
+        self.descriptor: int | None = None
+
+    def try_lock(self) -> bool:
+        """Take the lock if nobody has it, neither another process nor another `FileLock` of this one."""
+        with _forking:
+            self.descriptor = self.posix.open_lock(self.path)
+            _open_locks.append(self)
+        try:
+            self.posix.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
+            return False
+        except BaseException:
+            self._close()
+            raise
+        return True
+
+    def wait_and_lock(self, wait_s: float, clock: Clock, wait: Callable[[float], object]) -> bool:
+        """Try until ``wait_s`` seconds have passed; return whether it is held."""
+        until_ns = clock.monotonic_ns() + round(wait_s * 1e9)
+        while not self.try_lock():
+            left_s = (until_ns - clock.monotonic_ns()) / 1e9
+            if left_s <= 0:
+                return False
+            wait(min(_POLL_S, left_s))
+        return True
+
+    def unlock(self) -> None:
+        """Give the lock up. Does nothing if it is not held (any more): so in a child forked while it was."""
+        if self.descriptor is None:
+            return
+        try:
+            # Unlocking, not only closing: a child that native code forked has the file open too, and would keep it locked.
+            self.posix.flock(self.descriptor, fcntl.LOCK_UN)
+        finally:
+            self._close()
+
+    def write(self, text: str) -> None:
+        """Put ``text`` into the locked file. Whoever reads meanwhile may see it torn, and then knows nothing."""
+        if self.descriptor is not None:
+            data = text.encode()
+            if data:
+                self.posix.write_at(self.descriptor, data, 0)
+            self.posix.truncate(self.descriptor, len(data))
+
+    def _close(self) -> None:
+        with _forking:
+            if self.descriptor is not None:
+                _open_locks.remove(self)
+                descriptor, self.descriptor = self.descriptor, None
+                self.posix.close(descriptor)
+
+
+# A flock belongs to the open file, which a forked child shares. Environment workers are forked, and outlive a trainer
+# that is killed: if they kept the file open, the restarted trainer would find its run root locked by its own orphans.
+# So the child closes its copies at once (closing does not unlock the parent's), and no thread may be between opening and
+# listing one while another forks.
+_forking = threading.RLock()
+_open_locks: list[FileLock] = []
+
+
+def _let_go_in_the_child() -> None:
+    try:
+        for lock in _open_locks:
+            if lock.descriptor is not None:
+                os.close(lock.descriptor)
+                lock.descriptor = None
+        _open_locks.clear()
+    finally:
+        _forking.release()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_let_go_in_the_child)
+
+
+class FileGuard(Guard):
+    """Hold the lock on ``writer.lock`` of a run root, with the holder's name inside it. Make ``root`` before entering."""
+
+    def __init__(
+        self, root: str, posix: Posix, clock: Clock, wait: Callable[[float], object], *, wait_s: float, take_over: bool
+    ) -> None:
+        self._root = root
+        self._lock = FileLock(os.path.join(root, WRITER_LOCK), posix)
+        self._clock = clock
+        self._wait = wait
+        self._wait_s = wait_s
+        self._take_over = take_over
+
+    def __enter__(self) -> None:
+        if self._locked():
+            with failures_of("write the lock file", self._lock.path):
+                self._lock.write(json.dumps(asdict(Holder.of_this_process(self._clock))) + "\n")
+        elif self._take_over:
+            # The holder may be stopped (SIGSTOP) or hang in a dead network, and so never answer. It is not killed: it
+            # may be another user's, or on another host. Should it wake, it finds a higher fence and stops (PROTOCOL rule 13).
+            self.forced = True
+        else:
+            raise held_error(self._root, self._lock.path, self._clock)
+
+    def __exit__(self, *exc_info: object) -> None:
+        with failures_of("unlock", self._lock.path):
+            try:
+                self._lock.write("")
+            finally:
+                self._lock.unlock()
+
+    def _locked(self) -> bool:
+        try:
+            with failures_of("lock", self._lock.path):
+                return self._lock.wait_and_lock(self._wait_s, self._clock, self._wait)
+        except StoreError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in _NO_LOCKS:
+                raise
+            if self._take_over:
+                return False
+            raise no_locks_error(self._lock.path) from error
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def no_locks_error(path: str) -> StoreError:
+    """Report a file system that was mounted without locks, as parallel ones often are."""
+    return StoreError(
+        "the file system has no locks, so a second writer cannot be kept out",
+        kind="no-locks",
+        retryable=False,
+        hint="mount it with flock, or make sure of it yourself and pass --take-over (the terms still fence)",
+        path=path,
+    )
+
+
+def held_error(root: str, path: str, clock: Clock) -> ConflictError:
+    """Say who holds the lock on ``path``, for how long, and what to do about it."""
+    holder = read_holder(path)
+    if holder is None:
+        return ConflictError(
+            "another process writes to this run root",
+            kind="held",
+            hint="stop it, wait for it (lease_wait), or take over if it is stuck (--take-over)",
+            held_by=_pids(path),
+            root=root,
+        )
+    facts = {"pid": holder.pid, "host": holder.host, "age_s": max(0, (clock.wall_ns() - holder.claimed_ns) // 10**9)}
+    facts |= {"command": holder.command, "root": root}
+    if holder.pid == os.getpid() and holder.is_alive:
+        message, hint = "this process writes to this run root already", "close the first engine before you open a second"
+    elif holder.is_here and not holder.is_alive:
+        # Killed, and a child it forked behind our back lives on with the lock.
+        message = "the writer of this run root is gone, but a process it started still holds its lock"
+        hint, facts["held_by"] = "stop that process, or take over (--take-over)", _pids(path)
+    else:
+        message = "another process writes to this run root"
+        hint = f"stop it (kill {holder.pid}), wait for it (lease_wait), or take over if it is stuck (--take-over)"
+        if not holder.is_here:
+            hint = f"wait for it (lease_wait), or take over if {holder.host} is gone (--take-over)"
+    return ConflictError(message, kind="held", hint=hint, **facts)
+
+
+def read_holder(path: str) -> Holder | None:
+    """Return who wrote itself into a lock file; None if nobody did, or it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            fields = json.loads(file.read(_RECORD_BYTES).partition(b"\n")[0])
+        return Holder(**{**fields, "pid": int(fields["pid"]), "claimed_ns": int(fields["claimed_ns"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _pids(path: str) -> str | None:
+    """Return which processes of this machine have ``path`` open, as far as we may see; None if none are seen."""
+    found = []
+    for pid in filter(str.isdigit, _listed("/proc")):
+        for descriptor in _listed(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # gone, or not ours to see
+                if os.path.samefile(f"/proc/{pid}/fd/{descriptor}", path):
+                    found.append(pid)
+                    break
+    return " ".join(found) or None
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []

@@ -1,0 +1,282 @@
+"""Make every system call on a file that milepost makes, one method each, so that a test can count, fail or cut short any of them.
+
+This is the only module that calls ``os.replace``, ``os.link``, ``os.rename`` and ``os.fsync``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ParamSpec, TypeVar
+
+from milepost.errors import StoreError
+from milepost.store.base import Buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CHANGES = frozenset(
+    {"open_new", "open_append", "open_lock", "write", "write_at", "truncate", "fsync", "sync_directory"}
+    | {"link", "rename_new", "replace", "unlink", "mkdir"}
+)
+"""The calls that change what lies on disk, or promise that it stays there."""
+
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
+
+
+class Posix:
+    """Offer the system calls the local store is made of; ``perform`` is the one place all of them pass.
+
+    A subclass that overrides `perform` sees each call before, sees its result or error after, and may do neither.
+    """
+
+    def perform(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ARG002
+        """Run one call. ``name`` is the method's."""
+        return function(*args, **kwargs)
+
+    def open_read(self, path: str) -> int:
+        return self.perform("open_read", os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_new(self, path: str) -> int:
+        """Create a file that does not exist, for writing."""
+        return self.perform("open_new", os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open_append(self, path: str) -> int:
+        return self.perform("open_append", os.open, path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def open_lock(self, path: str) -> int:
+        return self.perform("open_lock", os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def close(self, descriptor: int) -> None:
+        self.perform("close", os.close, descriptor)
+
+    def size(self, descriptor: int) -> int:
+        return self.perform("size", _size, descriptor)
+
+    def read_into(self, descriptor: int, into: memoryview, offset: int) -> int:
+        return self.perform("read_into", os.preadv, descriptor, [into], offset)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """Write at the file's own position; may write less than asked. Releases the GIL."""
+        return self.perform("write", os.write, descriptor, data)
+
+    def write_at(self, descriptor: int, data: bytes, offset: int) -> int:
+        return self.perform("write_at", os.pwrite, descriptor, data, offset)
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        self.perform("truncate", os.ftruncate, descriptor, size_bytes)
+
+    def start_write_back(self, descriptor: int, offset: int, size_bytes: int) -> None:
+        """Ask the kernel to write a range soon, and not to keep it cached. A hint: it promises nothing."""
+        if sys.platform == "linux":
+            self.perform("start_write_back", os.posix_fadvise, descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
+
+    def fsync(self, descriptor: int) -> None:
+        self.perform("fsync", _fsync, descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable: its new, moved and deleted entries."""
+        self.perform("sync_directory", _sync_directory, path)
+
+    def link(self, path: str, to: str) -> None:
+        """Give a file a second name; FileExistsError if it is taken."""
+        self.perform("link", os.link, path, to)
+
+    def rename_new(self, path: str, to: str) -> None:
+        """Rename atomically; FileExistsError if ``to`` is taken, EINVAL or ENOSYS where the file system cannot."""
+        self.perform("rename_new", _rename_new, path, to)
+
+    def replace(self, path: str, to: str) -> None:
+        self.perform("replace", os.replace, path, to)
+
+    def unlink(self, path: str) -> None:
+        self.perform("unlink", os.unlink, path)
+
+    def mkdir(self, path: str) -> None:
+        self.perform("mkdir", os.mkdir, path)
+
+    def exists(self, path: str) -> bool:
+        return self.perform("exists", os.path.lexists, path)
+
+    def is_directory(self, path: str) -> bool:
+        return self.perform("is_directory", os.path.isdir, path)
+
+    def same_file(self, path: str, other: str) -> bool:
+        """Say whether two names are of one file; false if either is gone."""
+        return self.perform("same_file", _same_file, path, other)
+
+    def scan(self, path: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+        """Return a directory's own directories, and its files with their sizes. One that is not there is empty."""
+        return self.perform("scan", _scan, path)
+
+    def subdirectories(self, path: str) -> tuple[str, ...]:
+        """Return a directory's own directories, links to such not among them."""
+        return self.perform("subdirectories", _subdirectories, path)
+
+    def free_bytes(self, path: str) -> int:
+        return self.perform("free_bytes", _free_bytes, path)
+
+    def flock(self, descriptor: int, operation: int) -> None:
+        """Lock or unlock an open file; BlockingIOError if another holds it and the operation says not to wait."""
+        self.perform("flock", fcntl.flock, descriptor, operation)
+
+
+def _size(descriptor: int) -> int:
+    return os.fstat(descriptor).st_size
+
+
+def _fsync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync leaves the bytes in the drive's cache there
+    else:
+        os.fsync(descriptor)
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no fsync of a directory: their names are durable when the call returns.
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _rename_new(path: str, to: str) -> None:
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+    if renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(to), _RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path, None, to)
+
+
+def _same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _scan(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    directories: list[str] = []
+    files: list[tuple[str, int]] = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+                    continue
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue  # deleted since the directory was read, or a link to nothing: not a name any more
+                if stat.S_ISREG(status.st_mode):
+                    files.append((entry.name, status.st_size))
+    except (FileNotFoundError, NotADirectoryError):
+        return (), ()
+    return tuple(directories), tuple(files)
+
+
+def _subdirectories(path: str) -> tuple[str, ...]:
+    with os.scandir(path) as entries:
+        return tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _free_bytes(path: str) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+_FULL = "free some space, or keep fewer generations: Keep(last=...)"
+_MEANINGS: dict[int, tuple[str, bool, str]] = {
+    errno.ENOSPC: ("disk-full", False, _FULL),
+    errno.EDQUOT: ("quota", False, _FULL),
+    errno.EFBIG: ("file-too-big", False, "raise the limit on file sizes (ulimit -f)"),
+    errno.EACCES: ("permission", False, "check owner and mode of the run root (ls -ld)"),
+    errno.EPERM: ("permission", False, "check owner, mode and attributes of the run root (ls -ld, lsattr -d)"),
+    errno.EROFS: ("read-only", False, "the file system is mounted read-only; a failing disk may cause that: see dmesg"),
+    errno.EIO: ("io", False, "the disk or its network failed: see dmesg, then milepost verify"),
+    errno.ENOENT: ("vanished", False, "was it removed or moved under this process, or swept by a writer that took over?"),
+    errno.EXDEV: ("cross-device", False, "keep the whole run root on one file system"),
+    errno.ENAMETOOLONG: ("name-too-long", False, "choose a shorter path for the run root"),
+    errno.EMFILE: ("too-many-files", True, "raise the limit on open files (ulimit -n)"),
+    errno.ENFILE: ("too-many-files", True, ""),
+    errno.ESTALE: ("stale", True, ""),
+    errno.EINTR: ("interrupted", True, ""),
+    errno.EAGAIN: ("interrupted", True, ""),
+    errno.ETIMEDOUT: ("timeout", True, ""),
+}
+
+
+def store_error(
+    error: OSError,
+    operation: str,
+    path: str,
+    *,
+    name: str | None = None,
+    unknown: bool = False,
+    kind_of_error: type[StoreError] = StoreError,
+) -> StoreError:
+    """Say what a failed system call means. ``unknown``: it may have happened all the same, so it is not simply retried."""
+    kind, retryable, hint = _MEANINGS.get(error.errno or 0, ("os-error", False, ""))
+    reason = error.strerror or str(error)
+    return kind_of_error(
+        f"could not {operation}: {reason}", kind=kind, retryable=retryable and not unknown, hint=hint, name=name, path=path
+    )
+
+
+@contextmanager
+def failures_of(
+    operation: str,
+    path: str,
+    *,
+    name: str | None = None,
+    unknown: bool = False,
+    kind_of_error: type[StoreError] = StoreError,
+) -> Iterator[None]:
+    """Turn what the operating system raises inside into a `StoreError`."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise store_error(error, operation, path, name=name, unknown=unknown, kind_of_error=kind_of_error) from error
+
+
+def as_bytes(data: Buffer) -> memoryview:
+    """See any contiguous buffer as bytes."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def write_all(posix: Posix, descriptor: int, data: memoryview) -> None:
+    """Write every byte at the file's own position."""
+    while data:
+        data = data[posix.write(descriptor, data) :]
+
+
+def read_all(posix: Posix, descriptor: int, into: memoryview, start: int) -> int:
+    """Fill ``into`` from offset ``start``; return how many bytes the file had. One call reads 2 GiB at most."""
+    done = 0
+    while done < len(into):
+        count = posix.read_into(descriptor, into[done:], start + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def discard(posix: Posix, path: str) -> None:
+    """Remove what nobody was told of. If that fails too, the next claimer sweeps it; the first error is the one that counts."""
+    with suppress(OSError):
+        posix.unlink(path)

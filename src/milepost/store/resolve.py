@@ -1,0 +1,96 @@
+"""Turn what a user names a run root by into a store."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from milepost.clock import Clock
+from milepost.errors import UsageError
+from milepost.store.base import Store
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Where: TypeAlias = "str | os.PathLike[str] | Store"
+
+ENTRY_POINTS = "milepost.stores"
+"""The entry-point group for third parties: name = URL scheme, value = a callable ``(url, clock) -> Store``."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LATER = ("s3", "gs", "az")
+
+
+def open_store(where: Where, clock: Clock) -> Store:
+    """Return the store that ``where`` names: a path, ``file:///path``, ``memory://name``, a registered scheme, or a store itself.
+
+    Nothing is created or contacted by this.
+    """
+    if isinstance(where, Store):
+        return where
+    text = os.fspath(where)
+    if not text:
+        raise UsageError("a run root needs a name", kind="bad-url", hint="pass a directory, say runs/cartpole", url=text)
+    found = _SCHEME.match(text)
+    if found is None:
+        return _local(os.path.expanduser(text), clock)
+    opener = _OPENERS.get(found[1].lower()) or _registered(found[1].lower())
+    if opener is None:
+        raise _unknown(found[1].lower(), text)
+    return opener(text, clock)
+
+
+def _local(path: str, clock: Clock) -> Store:
+    from milepost.store.local import LocalStore
+
+    return LocalStore(path, clock)
+
+
+def _open_file(url: str, clock: Clock) -> Store:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
+        raise UsageError(
+            "not a file URL of this machine", kind="bad-url", hint="write file:///absolute/path, or just the path", url=url
+        )
+    return _local(unquote(parts.path), clock)
+
+
+def _open_memory(url: str, clock: Clock) -> Store:  # noqa: ARG001
+    from milepost.store.memory import MemoryStore
+
+    return MemoryStore(url.partition("://")[2])
+
+
+_OPENERS: dict[str, Callable[[str, Clock], Store]] = {"file": _open_file, "memory": _open_memory}
+
+
+def _registered(scheme: str) -> Callable[[str, Clock], Store] | None:
+    for point in _entry_points():
+        if point.name == scheme:
+            opener: Callable[[str, Clock], Store] = point.load()
+            return opener
+    return None
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    # Not at the top: it takes a tenth of the time of a whole `milepost ls`, and a path needs none of it.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINTS)
+
+
+def _unknown(scheme: str, url: str) -> UsageError:
+    if scheme in _LATER:
+        return UsageError(
+            "object stores come in a later release",
+            kind="no-object-stores",
+            hint="use a directory on a local disk or a shared file system today",
+            url=url,
+        )
+    known = sorted([*_OPENERS, *(point.name for point in _entry_points())])
+    return UsageError(
+        "no store is known for this kind of URL", kind="unknown-scheme", hint=f"known: a path, {', '.join(known)}", url=url
+    )

@@ -1,0 +1,28 @@
+"""Test what keeps milepost's promises: yours (a store of your own) and its own. Import the modules; none is loaded by the core.
+
+- `milepost.testing.StoreTests`: the contract of a store as tests; needs pytest
+- `milepost.testing.faults`: a store that pauses, fails, loses answers and dies where a test says so
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from milepost.testing.faults import FaultStore
+    from milepost.testing.store_tests import StoreTests
+
+__all__ = ["FaultStore", "StoreTests"]
+
+_HOMES = {"FaultStore": "milepost.testing.faults", "StoreTests": "milepost.testing.store_tests"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name from its home at its first use: only those who subclass `StoreTests` need pytest."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'milepost.testing' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

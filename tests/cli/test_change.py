@@ -1,0 +1,130 @@
+"""`milepost rollback`, `reset`, `pin`, `unpin`: on a run that was made by `milepost.save`, as a user's are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import milepost
+from milepost.cli.main import main
+from milepost.clock import SystemClock
+from milepost.lifecycle.retain import Keep
+from milepost.store.local import LocalStore
+from tests.cli.runs import Run
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="milepost")
+
+
+def document(*arguments: object) -> dict[str, Any]:
+    result = call(*arguments, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for step in (1000, 2000, 3000):
+        milepost.save(tmp_path / "ppo", {"policy": {"w": [float(step)]}, "counters": {"step": step}}, step=step)
+    return tmp_path / "ppo"
+
+
+class TestRollback:
+    def test_the_old_content_is_the_newest_generation_again(self, root: Path) -> None:
+        result = call("rollback", root, "@1000")
+        assert result.exit_code == 0
+        assert result.stdout == "g000004 is the newest now, with the content of g000001 (step 1,000)\n"
+        assert milepost.load(root) == {"policy": {"w": [1000.0]}, "counters": {"step": 1000}}
+
+    def test_history_only_grows(self, root: Path) -> None:
+        made = document("rollback", root, "latest~1")
+        assert (made["to"], made["generation"]["number"], made["generation"]["rollback_to"]) == (2, 4, 2)
+        assert [one["number"] for one in document("ls", root)["generations"]] == [4, 3, 2, 1]
+
+    def test_to_the_newest_is_a_usage_error(self, root: Path) -> None:
+        assert call("rollback", root, "latest").exit_code == 2
+
+    def test_to_what_is_not_there_changes_nothing(self, root: Path) -> None:
+        before = sorted(path.name for path in root.rglob("*"))
+        assert call("rollback", root, "99").exit_code == 10
+        assert sorted(path.name for path in root.rglob("*")) == before
+
+    def test_a_directory_that_is_no_run_stays_as_it_was(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.txt").touch()
+        assert call("rollback", tmp_path, "1").exit_code == 10
+        assert call("reset", tmp_path).exit_code == 10
+        assert call("pin", tmp_path).exit_code == 10
+        assert [path.name for path in tmp_path.iterdir() if path.name != "writer.lock"] == ["mine.txt"]
+
+    def test_a_run_that_is_being_trained_is_left_alone(self, root: Path) -> None:
+        with LocalStore(root, SystemClock()).guard(wait_s=0.0, take_over=False):
+            for verb in (["rollback", root, "1"], ["reset", root]):
+                result = call(*verb)
+                assert result.exit_code == 11
+                assert result.stderr.splitlines()[-1].startswith("hint: ")
+        assert document("ls", root)["head"] == 3
+
+
+class TestReset:
+    def test_the_run_is_set_aside_whole_and_the_next_start_is_fresh(self, root: Path) -> None:
+        run_id = document("ls", root)["run_id"]
+        moved = document("reset", root)
+        assert moved["run_id"] == run_id
+        assert document("ls", root)["generations"] == []
+        assert document("ls", root)["run_id"] == moved["new_run_id"]
+        aside = root / moved["moved_to"]
+        assert document("ls", aside)["run_id"] == run_id
+        assert milepost.load(aside) == {"policy": {"w": [3000.0]}, "counters": {"step": 3000}}
+
+    def test_it_says_where_the_run_is_now(self, root: Path) -> None:
+        said = call("reset", root).stdout.splitlines()
+        shown = said[-1].removesuffix(" shows what it was").split()
+        assert shown[:2] == ["milepost", "ls"]
+        assert call(*shown[1:]).stdout.splitlines()[1].startswith("g000003")
+
+
+class TestPins:
+    def test_a_pinned_generation_outlives_retention_until_it_is_unpinned(self, tmp_path: Path) -> None:
+        run = Run(tmp_path / "ppo", Keep(last=2)).saves([1, 2])
+        assert call("pin", run.root, "1").stdout == "g000001 (step 1) stays until it is unpinned\n"
+        run.saves([3, 4, 5])
+        assert [one["number"] for one in document("ls", run.root)["generations"]] == [5, 4, 1]
+        assert call("unpin", run.root, "g000001").stdout == "g000001 is left to retention again\n"
+        run.saves([6])
+        assert [one["number"] for one in document("ls", run.root)["generations"]] == [6, 5]
+
+    def test_the_latest_is_pinned_by_default(self, root: Path) -> None:
+        assert document("pin", root)["number"] == 3
+        assert document("ls", root)["generations"][0]["tags"] == ["latest", "pinned"]
+
+    def test_what_is_not_live_cannot_be_pinned(self, root: Path) -> None:
+        assert call("pin", root, "17").exit_code == 10
+        assert not (root / "pins").exists() or not list((root / "pins").iterdir())
+
+    def test_taking_a_pin_away_twice_does_no_harm(self, root: Path) -> None:
+        call("pin", root)
+        assert document("unpin", root, "latest")["name"] == "g000003"
+        assert call("unpin", root, "3").stdout == "g000003 was not pinned\n"
+
+
+def test_the_installed_program_does_all_of_it(root: Path) -> None:
+    program = Path(sys.executable).with_name("milepost")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    assert run("verify", str(root)).returncode == 0
+    assert run("rollback", str(root), "@2000").stdout.startswith("g000004 is the newest now")
+    assert run("show", str(root), "latest").stdout.startswith("run ")
+    listed = json.loads(run("ls", str(root), "--json").stdout)
+    assert [one["step"] for one in listed["generations"]] == [2000, 3000, 2000, 1000]
+    missing = run("ls", str(root / "nothing"))
+    assert (missing.returncode, missing.stdout) == (10, "")

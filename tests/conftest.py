@@ -1,0 +1,40 @@
+"""Set what every test relies on: one thread, reproducible hypothesis, no thread left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+# Before numpy or torch is imported anywhere: the number of threads decides the order of sums, and so the bits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes any deadline a coin toss; a failing example must be replayable from the log alone.
+settings.register_profile("here", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> None:
+    """Keep torch at one thread wherever a test (or what it imported) has brought torch in."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_behind() -> Iterator[None]:
+    """Fail the test after which a thread of milepost's still runs: a writer that outlives its engine writes into the next run."""
+    before = {thread.ident for thread in threading.enumerate()}
+    yield
+    left = [t for t in threading.enumerate() if t.name.startswith("milepost-") and t.ident not in before]
+    for thread in left:
+        thread.join(timeout=5.0)
+    still = [thread.name for thread in left if thread.is_alive()]
+    assert not still, f"the test left threads running: {still}"

@@ -1,0 +1,265 @@
+"""Environments come back bit for bit, in place, and what cannot is named."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import (
+    ClipReward,
+    DelayObservation,
+    FrameStackObservation,
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    StickyAction,
+    TimeAwareObservation,
+)
+
+from milepost import envs
+from milepost.envs.plain import ABSENT, Recorder, Refiller
+from milepost.errors import MismatchError
+
+WARM_UP, CHECK = 157, 300
+
+
+def wrapped_cartpole() -> gym.Env[Any, Any]:
+    env = NormalizeObservation(RecordEpisodeStatistics(gym.make("CartPole-v1", max_episode_steps=60)))
+    return ClipReward(NormalizeReward(FrameStackObservation(env, 3)), -1, 1)
+
+
+def delayed() -> gym.Env[Any, Any]:
+    return TimeAwareObservation(DelayObservation(gym.make("MountainCar-v0"), 2))
+
+
+FACTORIES: dict[str, Callable[[], gym.Env[Any, Any]]] = {
+    **{
+        name: (lambda name=name: gym.make(name))
+        for name in ("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1")
+    },
+    **{name: (lambda name=name: gym.make(name)) for name in ("FrozenLake-v1", "CliffWalking-v1", "Taxi-v4", "Blackjack-v1")},
+    "wrapped CartPole": wrapped_cartpole,
+    "sticky Acrobot": lambda: StickyAction(gym.make("Acrobot-v1"), 0.3, (2, 4)),
+    "delayed MountainCar": delayed,
+}
+
+
+def run(env: Any, steps: int) -> list[Any]:
+    seen = []
+    for _ in range(steps):
+        observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        info = {key: value for key, value in info.items() if key != "episode"}
+        seen.append(copy.deepcopy((observation, reward, terminated, truncated, info)))
+        if terminated or truncated:
+            seen.append(copy.deepcopy(env.reset()))
+    return seen
+
+
+def text(seen: object) -> str:
+    with np.printoptions(floatmode="unique", threshold=100_000):
+        return repr(seen)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_restored_env_goes_on_like_the_original(name: str) -> None:
+    original = FACTORIES[name]()
+    original.action_space.seed(1)
+    original.reset(seed=7)
+    run(original, WARM_UP)
+    state = envs.capture(original)
+    assert state.left_out == ()
+    saved = copy.deepcopy(state.tree)
+    expected = text(run(original, CHECK))
+
+    fresh = FACTORIES[name]()
+    fresh.action_space.seed(99)
+    fresh.reset(seed=12345)
+    run(fresh, 31)
+    assert text(run(fresh, 3)) != ""
+    envs.restore(fresh, saved)
+    assert text(run(fresh, CHECK)) == expected
+
+
+def test_a_vector_env_goes_on_like_the_original() -> None:
+    def build() -> Any:
+        fns = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1")]
+        return gym.wrappers.vector.RecordEpisodeStatistics(gym.vector.SyncVectorEnv(fns))
+
+    def play(env: Any, steps: int) -> list[Any]:
+        return [copy.deepcopy(env.step(env.action_space.sample())[:4]) for _ in range(steps)]
+
+    original = build()
+    original.action_space.seed(3)
+    original.reset(seed=1)
+    play(original, 100)
+    part = envs.Envs(original)
+    assert part.left_out() == ()
+    saved = copy.deepcopy(part.state_dict())
+    expected = text(play(original, 200))
+    fresh = build()
+    fresh.reset(seed=55)
+    envs.Envs(fresh).load_state_dict(saved)
+    assert text(play(fresh, 200)) == expected
+
+
+def test_a_space_that_was_never_sampled_keeps_no_generator() -> None:
+    env = gym.make("CartPole-v1")
+    env.reset(seed=0)
+    saved = copy.deepcopy(envs.capture(env).tree)
+    env.action_space.sample()
+    assert env.action_space._np_random is not None
+    envs.restore(env, saved)
+    assert env.action_space._np_random is None
+
+
+def test_a_dict_space_keeps_the_generator_of_every_part() -> None:
+    def space() -> spaces.Space[Any]:
+        return spaces.Dict({"a": spaces.Discrete(100), "b": spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.MultiBinary(3)))})
+
+    one, other = space(), space()
+    one.seed(4)
+    one.sample()
+    saved = copy.deepcopy(Recorder().value(one, "space"))
+    expected = text([one.sample() for _ in range(5)])
+    other.seed(1000)
+    Refiller().value(saved, other, "space")
+    assert text([other.sample() for _ in range(5)]) == expected
+
+
+class Corridor(gym.Env[Any, Any]):
+    """An env nobody knows."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Discrete(10)
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        super().reset(seed=kwargs.get("seed"))
+        self.place = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self.place += int(action)
+        return self.place, 0.0, self.place > 8, False, {}
+
+
+class OpenCorridor(Corridor):
+    """An env that speaks for itself."""
+
+    def milepost_get_state(self) -> Any:
+        return {"place": self.place}
+
+    def milepost_set_state(self, state: Any) -> None:
+        self.place = state["place"]
+
+
+@envs.register_plain
+class PlainCorridor(Corridor):
+    """An env that was declared to be plain."""
+
+
+def test_an_unknown_env_is_named_and_never_guessed() -> None:
+    env = gym.wrappers.TimeLimit(Corridor(), 5)
+    state = envs.capture(env)
+    assert [left.path for left in state.left_out] == ["TimeLimit/Corridor"]
+    assert "milepost_get_state" in state.left_out[0].reason
+
+
+@pytest.mark.parametrize("cls", [OpenCorridor, PlainCorridor])
+def test_a_user_env_can_speak_for_itself_or_be_declared_plain(cls: type[Corridor]) -> None:
+    env = gym.wrappers.TimeLimit(cls(), 5)
+    env.reset()
+    env.step(1)
+    state = envs.capture(env)
+    assert state.left_out == ()
+    env.step(1)
+    envs.restore(env, state.tree)
+    assert env.unwrapped.place == 1
+    assert env._elapsed_steps == 1
+
+
+def test_another_wrapper_chain_is_refused_before_anything_changes() -> None:
+    saved = envs.capture(gym.make("CartPole-v1")).tree
+    other = gym.make("CartPole-v1", disable_env_checker=True)
+    other.reset(seed=0)
+    before = copy.deepcopy(other.unwrapped.state)
+    with pytest.raises(MismatchError) as caught:
+        envs.restore(other, saved)
+    assert caught.value.differences[0].kind == "env"
+    assert np.array_equal(other.unwrapped.state, before)
+
+
+def test_a_changed_constructor_argument_wins_over_the_saved_one() -> None:
+    env = gym.make("CartPole-v1", max_episode_steps=100)
+    env.reset(seed=0)
+    changed = gym.make("CartPole-v1", max_episode_steps=30)
+    envs.restore(changed, envs.capture(env).tree)
+    assert changed.get_wrapper_attr("_max_episode_steps") == 30
+
+
+def test_describe_names_the_whole_chain() -> None:
+    fns = [lambda: gym.make("CartPole-v1")] * 3
+    assert envs.describe(gym.vector.SyncVectorEnv(fns)) == (
+        "SyncVectorEnv<3 x TimeLimit<OrderEnforcing<PassiveEnvChecker<CartPoleEnv(CartPole-v1)>>>>"
+    )
+
+
+class Holder:
+    """Anything with attributes."""
+
+
+def test_what_is_shared_stays_shared_and_what_was_apart_comes_apart() -> None:
+    saved_from, live = Holder(), Holder()
+    saved_from.a = saved_from.b = [1]
+    saved_from.c, saved_from.d = [2], [3]
+    live.a, live.b = [], []
+    live.c = live.d = kept = [0]
+    Refiller().attributes(live, copy.deepcopy(Recorder().attributes(saved_from, "x")), "x")
+    assert live.a is live.b
+    assert (live.a, live.c, live.d) == ([1], [2], [3])
+    assert live.c is kept
+
+
+def test_containers_are_refilled_in_place_and_keep_their_kind() -> None:
+    saved_from, live = Holder(), Holder()
+    saved_from.queue, saved_from.names, saved_from.table = deque([1, (2, "x")], maxlen=3), {"b", "a"}, {(1, 2): 3.5, "$kind": 1}
+    live.queue, live.names, live.table = deque(maxlen=3), set(), {}
+    kept = live.queue
+    Refiller().attributes(live, copy.deepcopy(Recorder().attributes(saved_from, "x")), "x")
+    assert live.queue is kept
+    assert vars(live) == vars(saved_from)
+
+
+def test_what_is_not_plain_is_reported_with_its_path_and_nothing_refers_into_it() -> None:
+    owner = Holder()
+    inner = [1, 2]
+    owner.bad = [inner, object()]
+    owner.good = inner
+    owner.loop = []
+    owner.loop.append(owner.loop)
+    recorder = Recorder()
+    state = recorder.attributes(owner, "owner")
+    assert state == {"good": [1, 2]}
+    assert [left.path for left in recorder.left_out] == ["owner.bad[1]", "owner.loop[0]"]
+    assert recorder.value(object(), "x") is ABSENT
+
+
+def test_numpy_generators_keep_their_half_used_words() -> None:
+    for make in (np.random.default_rng, np.random.RandomState):
+        saved_from, live = Holder(), Holder()
+        saved_from.rng, live.rng = make(1), make(2)
+        saved_from.rng.normal()
+        getattr(saved_from.rng, "integers", getattr(saved_from.rng, "randint", None))(10, dtype=np.uint32)
+        saved = copy.deepcopy(Recorder().attributes(saved_from, "x"))
+        kept, expected = live.rng, saved_from.rng.normal(size=5)
+        Refiller().attributes(live, saved, "x")
+        assert live.rng is kept
+        assert np.array_equal(live.rng.normal(size=5), expected)
