@@ -46,7 +46,7 @@ class Run:
         with self.store.open_blob(name) as blob:
             blob.write(BYTES)
             blob.commit()
-        leaf = LeafRecord("w", "numpy", "uint8", (len(BYTES),), 0, 0, len(BYTES), xxh3(BYTES))
+        leaf = LeafRecord("policy/w", "numpy", "uint8", (len(BYTES),), 0, 0, len(BYTES), xxh3(BYTES))
         draft = Manifest(
             format_version=FORMAT_VERSION,
             run_id=self.chain.run_id,

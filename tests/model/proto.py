@@ -366,7 +366,7 @@ def save(V, c, tag, kind="save", target=None, content=None):
         if blobs & c.damaged:
             yield ("bad", "F3 a generation names a blob that its writer knows to be damaged")
         line = (MAN[base].line | {MAN[base].num, num} if base is not None else {num}) & kept
-        m = M(num, c.term, f"{c.who}{tag}", c.head, frozenset(kept), frozenset(dropped), own, blobs, target, frozenset(line), c.rec)
+        m = M(num, c.term, f"{c.who}{tag}{'trim' if kind == 'trim' else ''}", c.head, frozenset(kept), frozenset(dropped), own, blobs, target, frozenset(line), c.rec)
         mid = mid_of(m)
         r = yield ("create", f"m{num}", mid)
         tries = 0
@@ -665,7 +665,7 @@ def check(V, st):
         if any(not MAN[i].blobs <= have for i in live):
             out.add("I4 a generation that the store's own words keep lacks blobs")
         h = MAN[head]
-        changed = h.target == 0 or (h.target is not None and h.parent is not None and len(h.kept) > 1)
+        changed = h.target is not None and not h.wid.endswith("trim")
         if changed and not g.rotten and not V.last_resort:
             if any(not loads(number(h.parent, n)) for n in MAN[h.parent].kept):
                 out.add("N1 the first generation after a change of base, and what the old head kept is not all there")

@@ -354,7 +354,7 @@ def check(V, st):
     for i in g.created:
         if not void(i, run_terms(st.files, MAN[i].rec)):
             dropped.setdefault(MAN[i].rec, set()).update(MAN[i].retired)
-    now = settlements(here)[-1][1][3] if V.design == "settle" else "new" if "zR" in f else "old"
+    now = settlements(here)[-1][1][3] if V.design == "settle" else "new" if "zR" in f or f["R"][0] == "new" else "old"
     for i in g.acked:
         m = MAN[i]
         if m.num in dropped.get(m.rec, ()):

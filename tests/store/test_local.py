@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import pytest
 
 from milepost.clock import FakeClock, SystemClock
-from milepost.errors import ConflictError, MilepostError, NotFoundError, StoreError
+from milepost.errors import ConflictError, NotFoundError, StoreError, UsageError
 from milepost.store.base import Entry, Store
 from milepost.store.blob_file import BLOCK_BYTES
 from milepost.store.local import LocalStore
@@ -375,9 +375,26 @@ def test_a_failed_sync_condemns_the_blob(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         blob.commit()
     assert (caught.value.kind, caught.value.retryable) == ("io", False)
-    with pytest.raises(MilepostError):
+    with pytest.raises(UsageError):
         blob.commit()
-    blob.abort()
+    assert files_in(tmp_path) == {}
+
+
+def test_a_failed_write_condemns_the_blob(tmp_path: Path) -> None:
+    blob = local(tmp_path, Changed(write=refuse(errno.ENOSPC))).open_blob("blobs/1")
+    with pytest.raises(StoreError, match="No space left"):
+        blob.write(bytes(2_000_000))
+    with pytest.raises(UsageError):
+        blob.commit()
+    assert files_in(tmp_path) == {}
+
+
+def test_a_blob_whose_name_may_not_be_durable_does_not_stay_under_it(tmp_path: Path) -> None:
+    posix = Changed()
+    with local(tmp_path, posix).open_blob("blobs/1") as blob:
+        posix.instead = {"sync_directory": refuse(errno.EIO)}
+        with pytest.raises(StoreError):
+            blob.commit()
     assert files_in(tmp_path) == {}
 
 

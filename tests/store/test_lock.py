@@ -191,6 +191,18 @@ def test_a_lock_file_that_says_nothing_still_locks(tmp_path: Path, record: bytes
     take(local(tmp_path))
 
 
+def test_leaving_a_guard_frees_the_lock_although_a_child_forked_by_native_code_has_the_file_open(tmp_path: Path) -> None:
+    lock = str(tmp_path / "writer.lock")
+    with local(tmp_path).guard(wait_s=0.0, take_over=False):
+        links = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
+        opened = [int(link.rpartition("/")[2]) for link in links if os.path.lexists(link) and os.readlink(link) == lock]
+        inherited = [os.dup(descriptor) for descriptor in opened]
+    take(local(tmp_path))
+    for descriptor in inherited:
+        os.close(descriptor)
+    assert len(inherited) == 1
+
+
 def test_a_guard_that_is_left_names_nobody_any_more(tmp_path: Path) -> None:
     take(local(tmp_path))
     assert (tmp_path / "writer.lock").read_bytes() == b""

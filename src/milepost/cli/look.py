@@ -99,7 +99,8 @@ def _portrait(manifest: Manifest, state: str, tags: tuple[str, ...]) -> Iterator
         (plain(c.name), size(sum(leaf.size_bytes for leaf in c.leaves)), f"{len(c.leaves):,}", c.exactness, plain(c.reason))
         for c in manifest.components
     ]
-    yield from ("", *table(("COMPONENT", "SIZE", "LEAVES", "EXACTNESS", "REASON"), rows, right=("SIZE", "LEAVES")))
+    if rows:
+        yield from ("", *table(("COMPONENT", "SIZE", "LEAVES", "EXACTNESS", "REASON"), rows, right=("SIZE", "LEAVES")))
     if manifest.metrics:
         measured = [(plain(name), number(m.number), f"{m.step:,}") for name, m in sorted(manifest.metrics.items())]
         yield from ("", *table(("METRIC", "VALUE", "AT STEP"), measured, right=("VALUE", "AT STEP")))
@@ -110,7 +111,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     attempt = f" (attempt {made.attempt})" if made.attempt > 1 else ""
     yield "  saved", f"{utc_text(manifest.commit_timestamp)} by pid {made.pid} on {made.host}{attempt}"
     yield "  because", manifest.reason
-    yield "  trained", duration(float.fromhex(manifest.elapsed_s))
+    trained_s = float.fromhex(manifest.elapsed_s)
+    yield "  trained", duration(trained_s) if trained_s else ""
     yield "  counters", ", ".join(f"{name} {value:,}" for name, value in sorted(manifest.counters.items()))
     files = f"{len(manifest.blobs)} file{'' if len(manifest.blobs) == 1 else 's'}"
     yield "  size", f"{size(manifest.total_bytes)} in {files}, {size(manifest.new_bytes)} of it new"
@@ -130,7 +132,7 @@ def _descent(manifest: Manifest) -> str:
 
 def _leaves(manifest: Manifest) -> Iterator[str]:
     rows = [
-        (plain(f"{component.name}/{leaf.path}"), plain(leaf.spec), size(leaf.size_bytes), plain(manifest.blobs[leaf.blob].name))
+        (plain(leaf.path), plain(leaf.spec), size(leaf.size_bytes), plain(manifest.blobs[leaf.blob].name))
         for component in manifest.components
         for leaf in component.leaves
     ]

@@ -23,6 +23,7 @@ from milepost.lifecycle.recover import Which, choose
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.verify import Report
 from milepost.lifecycle.verify import verify as verify_store
+from milepost.publish import layout
 from milepost.publish import reset as resetting
 from milepost.publish.view import View, read
 from milepost.records import Manifest, ResetRecord, Summary
@@ -78,6 +79,8 @@ def load(url: Root, *, parts: Iterable[str] | None = None, which: Which = "lates
             manifest = choose(store, view, which, full=wanted is None).manifest
             if manifest is None:
                 raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
+            # Its name may not be durable yet: a power cut must not take away what a caller has been given (rule 20).
+            store.sync(layout.GENERATIONS)
             built = build(store, manifest, wanted, trust_pickle=trust_pickle)
             return built["extra"] if manifest.reason == WHOLE and wanted is None else built
         except CorruptError as error:

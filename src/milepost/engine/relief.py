@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from milepost.engine.capture import Staged
 from milepost.engine.session import BALLAST_BYTES, Order, Session
 from milepost.engine.writer import FULL, republish, write
-from milepost.errors import StoreError
+from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.retain import essential, originals
 from milepost.publish import layout
+from milepost.publish.generation import check_still_ours
 from milepost.publish.manifest import decode_manifest
 from milepost.publish.view import read_pins
 from milepost.records import Manifest, Summary
@@ -25,6 +26,8 @@ def write_with_relief(session: Session, staged: Staged, order: Order) -> Manifes
         try:
             manifest = write(session, staged, order)
         except StoreError as error:
+            # A claimer may have swept our unfinished blob: then the disk is fine, and the answer is that we are fenced.
+            check_still_ours(session.store, session.chain)
             if error.kind not in FULL:
                 raise
             oldest = expendable(session)
@@ -69,6 +72,16 @@ def trim(session: Session, going: int) -> None:
 
 def hold_ballast(session: Session) -> None:
     """Keep a small file that a trim may give up. Without room for it there is none, and the next trim has to do without."""
+    try:
+        # Looked for first: a create that finds the name taken has written and synced its bytes for nothing, at every save.
+        session.store.read(layout.BALLAST, 0, 0)
+    except NotFoundError:
+        _make_ballast(session)
+    except StoreError as error:
+        session.events.write("no-ballast", error=error.message)
+
+
+def _make_ballast(session: Session) -> None:
     try:
         session.store.create(layout.BALLAST, bytes(BALLAST_BYTES), label=session.chain.label)
     except StoreError as error:

@@ -41,8 +41,8 @@ class Session:
 
     @property
     def protected(self) -> frozenset[int]:
-        """Return what this process stands on: the base, and what it resumed from."""
-        return frozenset(number for number in (self.resumed_from, self.base and self.base.number) if number)
+        """Return what retention may not take from this process: the generation that it resumed from."""
+        return frozenset() if self.resumed_from is None else frozenset({self.resumed_from})
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,34 @@ _PLAIN_MODULES = (
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.envs.",
 )
-_IN_WORKERS = ("gymnasium.vector.async_vector_env.AsyncVectorEnv", "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv")
+_IN_WORKERS = (
+    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
+    "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
+)
 _NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
 _registered: set[str] = set()
 
-_STRUCTURE = {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs",
-              "render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}  # fmt: skip
-# The transition table of the toy texts is a constant of thousands of numbers. The clocks of this process mean nothing in the next.
+_STRUCTURE = frozenset(
+    [
+        "env",
+        "venv",
+        "envs",
+        "env_fns",
+        "class_attributes",
+        "metadata",
+        "_metadata",
+        "spec",
+        "_cached_spec",
+        "_saved_kwargs",
+        "render_mode",
+        "keys",
+        "waiting",
+        "closed",
+        "autoreset_mode",
+        "_autoreset_mode",
+    ]
+)
+# The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
 _NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
 # Overwritten before anybody reads them, and full of whatever the env's infos hold.
 _OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
@@ -85,7 +106,9 @@ def differences(env: Any, tree: dict[str, Any], path: str = "") -> list[Differen
     if len(saved) != len(live):
         return [Difference(_join(here, "num_envs"), str(len(saved)), str(len(live)), "env")]
     names = [here] if len(live) == 1 else [f"{here}[{index}]" for index in range(len(live))]
-    return [difference for layer, node, name in zip(live, saved, names, strict=True) for difference in differences(layer, node, name)]
+    return [
+        difference for layer, node, name in zip(live, saved, names, strict=True) for difference in differences(layer, node, name)
+    ]
 
 
 def describe(env: Any) -> str:
@@ -150,12 +173,11 @@ def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -
     here = _join(path, type(env).__name__)
     others = class_name(env) in elsewhere
     inner = list(_inner(env))
-    names = [here] if len(inner) == 1 else [f"{here}[{index}]" for index in range(len(inner))]
     return {
         "class": class_name(env),
         "way": "elsewhere" if others else _way(env),
         "state": None if others else capture_layer(env, recorder, here),
-        "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, names, strict=True)],
+        "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, _names(here, inner), strict=True)],
     }
 
 
@@ -164,8 +186,7 @@ def _restore(env: Any, tree: dict[str, Any], refiller: Refiller, path: str) -> N
     if tree["way"] != "elsewhere":
         restore_layer(env, tree["state"], refiller, here)
     inner = list(_inner(env))
-    names = [here] if len(inner) == 1 else [f"{here}[{index}]" for index in range(len(inner))]
-    for layer, node, name in zip(inner, tree["inner"], names, strict=True):
+    for layer, node, name in zip(inner, tree["inner"], _names(here, inner), strict=True):
         _restore(layer, node, refiller, name)
 
 
@@ -177,6 +198,10 @@ def _inner(env: Any) -> Iterator[Any]:
             return
     if isinstance(attributes.get("envs"), (list, tuple)):
         yield from attributes["envs"]
+
+
+def _names(here: str, inner: list[Any]) -> list[str]:
+    return [here] if len(inner) == 1 else [f"{here}[{index}]" for index in range(len(inner))]
 
 
 def _join(path: str, name: str) -> str:
@@ -201,7 +226,7 @@ def _reason(env: Any) -> str:
 
 
 @cache
-def _configured(cls: type) -> frozenset[str]:
+def _configured(cls: Any) -> frozenset[str]:
     """Return the names of the constructor's arguments: the script sets them again, and a changed setting wins.
 
     Only for the known classes, of which it was checked that none of them moves during an episode.

@@ -1,4 +1,4 @@
-"""Turn an object's attributes into a plain tree and back, by an allow-list: what is not known to be data is reported, never guessed.
+"""Turn an object's attributes into a plain tree and back, by an allow-list: what is not known to be data is reported.
 
 Atoms (numbers, text, bytes, arrays, tensors), lists, tuples and dicts stand for themselves. All else is a dict with a
 ``$kind``: ordered containers, generators, spaces, the few small classes of `WALKED`, and ``same`` for an object that was
@@ -19,6 +19,7 @@ import numpy as np
 from milepost.envs.textlog import read_log, rewrite_log
 from milepost.errors import MismatchError
 from milepost.records import Difference
+from milepost.state import rng
 
 KIND = "$kind"
 ABSENT: Any = object()
@@ -56,7 +57,11 @@ def class_name(value: object) -> str:
 
 def is_code(value: object) -> bool:
     """Return whether ``value`` is a part of the program or a picture of it, which the user's script makes again."""
-    return isinstance(value, _CODE) or type(value).__module__.partition(".")[0] in {"pygame", "functools"} or _is_torch_setting(value)
+    return (
+        isinstance(value, _CODE)
+        or type(value).__module__.partition(".")[0] in {"pygame", "functools"}
+        or _is_torch_setting(value)
+    )
 
 
 def _is_torch_setting(value: object) -> bool:
@@ -153,13 +158,15 @@ class Recorder:
         if type(value) is dict and all(type(key) in (str, int) and key != KIND for key in value):
             return dict(items)
         keys = [self.value(key, f"{path} key {key!r}") for key in value]
-        return ABSENT if any(key is ABSENT for key in keys) else {KIND: type(value).__name__, "keys": keys, "items": [v for _, v in items]}
+        if any(key is ABSENT for key in keys):
+            return ABSENT
+        return {KIND: type(value).__name__, "keys": keys, "items": [item for _, item in items]}
 
     def _space(self, space: Any, path: str) -> Any:
         """Return the generators of a space and of the spaces in it; a generator that was not made yet stays None."""
         inner = {name: self._inner_spaces(value, f"{path}.{name}") for name, value in vars(space).items() if _holds_spaces(value)}
-        rng = None if space._np_random is None else self.value(space._np_random, f"{path}.np_random")
-        return {KIND: "space", "np_random": rng, "inner": inner}
+        generator = None if space._np_random is None else self.value(space._np_random, f"{path}.np_random")
+        return {KIND: "space", "np_random": generator, "inner": inner}
 
     def _inner_spaces(self, value: Any, path: str) -> Any:
         if _is_space(value):
@@ -223,12 +230,16 @@ class Refiller:
     def _refilled(self, kind: type, items: Any, live: Any, path: str, maxlen: int | None = None) -> Any:
         fresh = [(key, self.value(item, _at(live, key), f"{path}[{key!r}]")) for key, item in items]
         content: Any = dict(fresh) if issubclass(kind, dict) else [item for _, item in fresh]
-        if type(live) is not kind or id(live) in self._taken or getattr(live, "maxlen", None) != maxlen or kind is frozenset:
-            return deque(content, maxlen) if kind is deque else defaultdict(None, content) if kind is defaultdict else kind(content)
+        if not self._may_refill(live, kind, maxlen):
+            return _made(kind, content, maxlen)
         self._taken[id(live)] = live
         live.clear()
         (live.extend if kind in (list, deque) else live.update)(content)
         return live
+
+    def _may_refill(self, live: Any, kind: type, maxlen: int | None) -> bool:
+        fits = type(live) is kind and kind is not frozenset and getattr(live, "maxlen", None) == maxlen
+        return fits and id(live) not in self._taken
 
     def _space(self, saved: dict[str, Any], live: Any, path: str) -> Any:
         if not _is_space(live):
@@ -249,6 +260,12 @@ class Refiller:
         self._taken[id(live)] = live
         live.data.copy_(saved)
         return live
+
+
+def _made(kind: type, content: Any, maxlen: int | None) -> Any:
+    if kind is deque:
+        return deque(content, maxlen)
+    return defaultdict(None, content) if kind is defaultdict else kind(content)
 
 
 def _at(live: Any, key: Any) -> Any:
@@ -276,26 +293,27 @@ def same(one: Any, other: Any) -> bool:
         return same(one.detach().cpu().numpy(), other.detach().cpu().numpy()) if one.shape == other.shape else False
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    return bool(one == other) or (one != one and other != other)
+    return bool(one == other or (one != one and other != other))
 
 
-def _set_generator(live: Any, state: Any, path: str) -> Any:
-    name = state["bit_generator"]
-    if type(live) is not np.random.Generator or live.bit_generator.state["bit_generator"] != name:
-        live = np.random.Generator(getattr(np.random, name)())
-    live.bit_generator.state = state
+def _set_generator(live: Any, state: Any, _: str) -> Any:
+    if type(live) is not np.random.Generator or live.bit_generator.state["bit_generator"] != state["bit_generator"]:
+        return rng.make_generator(state)
+    rng.set_numpy_state(live, state)
     return live
 
 
-def _set_random_state(live: Any, state: Any, path: str) -> Any:
-    live = live if type(live) is np.random.RandomState else np.random.RandomState()
+def _set_random_state(live: Any, state: Any, _: str) -> Any:
+    if type(live) is not np.random.RandomState:
+        return rng.make_random_state(state)
     live.set_state(state)
     return live
 
 
-def _set_python_random(live: Any, state: Any, path: str) -> Any:
-    _must_be("random.Random", live, path)
-    live.setstate((state[0], tuple(state[1].tolist()), state[2]))
+def _set_python_random(live: Any, state: Any, _: str) -> Any:
+    if class_name(live) != "random.Random":
+        return rng.make_python_generator(state)
+    rng.set_python_state(live, state)
     return live
 
 
@@ -305,21 +323,16 @@ def _set_torch_generator(live: Any, state: Any, path: str) -> Any:
     return live
 
 
-def _python_random(live: Any) -> Any:
-    version, words, gauss = live.getstate()
-    return (version, np.array(words, np.uint32), gauss)
-
-
-def _set_results_writer(live: Any, chunks: Any, path: str) -> Any:
+def _set_results_writer(live: Any, chunks: Any, _: str) -> Any:
     if live is not None:
         rewrite_log(live.file_handler, chunks)
     return live
 
 
 _SMALL: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any, str], Any]]] = {
-    "numpy.random._generator.Generator": (lambda live: live.bit_generator.state, _set_generator),
-    "numpy.random.mtrand.RandomState": (lambda live: live.get_state(legacy=False), _set_random_state),
-    "random.Random": (_python_random, _set_python_random),
+    "numpy.random._generator.Generator": (rng.numpy_state, _set_generator),
+    "numpy.random.mtrand.RandomState": (rng.numpy_state, _set_random_state),
+    "random.Random": (rng.python_state, _set_python_random),
     "torch._C.Generator": (lambda live: live.get_state(), _set_torch_generator),
     "stable_baselines3.common.monitor.ResultsWriter": (lambda live: read_log(live.file_handler), _set_results_writer),
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 CHUNK_BYTES = 1 << 16
-"""A log that only grows is saved in pieces of this size, so that all but the last equal the parent generation's and cost nothing."""
+"""A growing log is saved in pieces of this size: all but the last equal the parent generation's, and cost nothing."""
 
 
 def read_log(handle: Any) -> list[bytes]:

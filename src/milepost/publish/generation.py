@@ -67,6 +67,8 @@ def chain_of(claimed: Claim) -> Chain:
         dict(view.live),
         settlement.next,
         view.barrier,
+        # A wanted pin makes nothing alive, but its generation is still there and its blobs count as named (rule 15).
+        dropped={number: old for number, old in view.listing.summaries.items() if number in view.pins and number not in view.live},
         last_timestamp=max(stamps, default=0),
     )
 
@@ -86,7 +88,7 @@ def publish(store: Store, chain: Chain, draft: Manifest, keep: KeepRule, now_ns:
         if holder is None:
             break
         _step_over(store, chain, holder, manifest.number)
-    _still_ours(store, chain, manifest.number)
+    check_still_ours(store, chain)
     _advance(chain, manifest)
     return manifest
 
@@ -183,8 +185,8 @@ def summary_of(manifest: Manifest) -> Summary:
     return Summary(**{item.name: getattr(manifest, item.name) for item in dataclasses.fields(Summary)})
 
 
-def _still_ours(store: Store, chain: Chain, number: int) -> None:
-    """Look for a higher fence *after* the create (rule 13), and for a reset (rule 26).
+def check_still_ours(store: Store, chain: Chain) -> None:
+    """Look for a higher fence *after* the create (rule 13), and for a reset (rule 26); raise `ConflictError` if there is one.
 
     Found: touch nothing. The claimer either saw our manifest, and keeps it, or did not, and made it void.
     """
@@ -203,7 +205,6 @@ def _still_ours(store: Store, chain: Chain, number: int) -> None:
             kind="was-reset",
             hint="stop this process; what it saved before is in the directory that reset named",
             root=store.url,
-            generation=number,
         )
 
 

@@ -14,6 +14,7 @@ PROGRESS: Final = "progress.json"
 LATEST: Final = "LATEST"
 BALLAST: Final = "ballast"
 LOCK: Final = "writer.lock"
+CAS_LOCK: Final = "cas.lock"
 LEASE: Final = "lease.json"
 
 TERMS: Final = "terms/"

@@ -39,8 +39,14 @@ def decode_summary(data: bytes, name: str) -> Summary:
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
-    """Return a whole manifest."""
-    return _versioned(data, Manifest, name)
+    """Return a whole manifest, its leaves known to lie within its blobs."""
+    manifest = _versioned(data, Manifest, name)
+    for component in manifest.components:
+        for leaf in component.leaves:
+            # Sealed does not mean sane: a reader takes memory by these numbers before it sees a byte.
+            if not (0 <= leaf.blob < len(manifest.blobs) and 0 <= leaf.start <= leaf.stop <= manifest.blobs[leaf.blob].size_bytes):
+                raise CorruptError("a manifest places a leaf outside its blob", kind="damaged-record", name=name, leaf=leaf.path)
+    return manifest
 
 
 def _versioned(data: bytes, kind: type[T], name: str) -> T:

@@ -92,7 +92,9 @@ def _fence(store: Store, clock: Clock, who: Identity, run: RunRecord) -> tuple[i
     for _ in range(ATTEMPTS):
         term = _next_term(store, run)
         fence = Fence(run.run_id, term, claim_id, who.host, who.boot_id, who.pid, utc_text(clock.wall_ns()))
-        made = store.create(layout.fence(term), encode(fence), label=layout.label(term))
+        # Labelled as of the term below: killed before its fence is there, this term is the next claimer's own, who sweeps
+        # only lower ones.
+        made = store.create(layout.fence(term), encode(fence), label=layout.label(term - 1))
         # Whoever made it, its name must be durable before we build on its being there: after a power cut a fence that
         # vanished would leave two writers under one term.
         store.sync(layout.TERMS)

@@ -29,13 +29,16 @@ def copy_array(array: np.ndarray[Any, Any], into: memoryview) -> None:
 
 def checked_size(spec: LeafSpec, element_bytes: int) -> int:
     """Return the size of a leaf. Raises `CorruptError` for a shape that no array can have."""
-    if len(spec.shape) > _MOST_AXES or not all(0 <= size < 1 << 62 for size in spec.shape):
+    if len(spec.shape) > _MOST_AXES or min(spec.shape, default=0) < 0 or max(spec.shape, default=0) >= 1 << 62:
         raise CorruptError("a stored leaf has an impossible shape", kind="damaged-tree", shape=spec.shape)
     return math.prod(spec.shape) * element_bytes
 
 
 class NumpyKind:
-    """Save ``numpy.ndarray``. Values and dtype come back; strides do where the live array is restored in place."""
+    """Save ``numpy.ndarray``. Values and dtype come back; strides do where the live array is restored in place.
+
+    Refused are dtypes whose bytes don't say all: objects, variable-width text, fields with titles, other packages' dtypes.
+    """
 
     name = "numpy"
 

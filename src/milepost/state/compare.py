@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from milepost.errors import UsageError
+from milepost.errors import MilepostError, UsageError
 from milepost.records import Difference, LeafRecord, Node
 from milepost.state.inflate import only, read_maxlen, read_pairs, record_at, skeleton
 from milepost.state.kinds import comparison, leaf_kind, load_edges, object_kind, object_kind_named
@@ -128,9 +128,9 @@ class _Comparer:
         compare_with = comparison(live)
         known = object_kind(type(live))
         if isinstance(live, Comparable):
-            yield from _below(path, live.state_differences(skeleton(state, self.leaves)))
+            yield from _asked(path, live, lambda saved: live.state_differences(saved), skeleton(state, self.leaves))
         elif compare_with is not None:
-            yield from _below(path, compare_with(live, skeleton(state, self.leaves)))
+            yield from _asked(path, live, lambda saved: compare_with(live, saved), skeleton(state, self.leaves))
         else:
             here = known.get(live) if known is not None else live.state_dict()
             yield from self.differences(here, state, path, depth)
@@ -205,7 +205,15 @@ def _live_text(value: Any, path: str) -> str:
     return str(kind.describe(value, path)) if kind is not None else type_name(value)
 
 
-def _below(path: str, found: Iterable[Difference]) -> Iterator[Difference]:
+def _asked(path: str, live: object, ask: Callable[[Any], Iterable[Difference]], saved: object) -> Iterator[Difference]:
+    """Return what the object's own code finds. A saved state that it can't even read is a difference too."""
+    try:
+        found = list(ask(saved))
+    except MilepostError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever that code stumbles over is reported, beside all else
+        yield Difference(path, f"a state it cannot read ({error!r})", type_name(live), "format")
+        return
     for each in found:
         joint = "" if each.path[:1] in ("", "/", "[") else "/"
         yield Difference(f"{path}{joint}{each.path}", each.saved, each.live, each.kind)

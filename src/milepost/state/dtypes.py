@@ -16,8 +16,13 @@ _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
 _SIZED = re.compile(r"[<>]U\d{1,9}|\|[SV]\d{1,9}")
 _TIMES = re.compile(r"(datetime64|timedelta64|>[mM]8)(\[[1-9]?\d{0,8}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 # A long double is 80, 113 or 64 bits wide by machine: its mantissa is part of the name, lest bytes be misread elsewhere.
-_MANTISSA = np.finfo(np.longdouble).nmant
-_LONG = {f"longdouble{_MANTISSA}": np.dtype(np.longdouble), f"clongdouble{_MANTISSA}": np.dtype(np.clongdouble)}
+_LONG_NAMES = {
+    np.dtype(scalar).newbyteorder(order): f"{order.strip('=')}{scalar.__name__}{np.finfo(np.longdouble).nmant}"
+    for scalar in (np.longdouble, np.clongdouble)
+    for order in ("=", ">")
+    if np.dtype(np.longdouble) != np.dtype(np.float64)
+}
+_LONG = {name: dtype for dtype, name in _LONG_NAMES.items()}
 
 
 def _plain_dtypes() -> dict[str, np.dtype[Any]]:
@@ -44,9 +49,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 def _simple_name(dtype: np.dtype[Any]) -> str:
     if dtype.subdtype is not None:
         return ""
-    if dtype.isnative and dtype.char in "gG":
-        return ("longdouble" if dtype.char == "g" else "clongdouble") + str(_MANTISSA)
-    return str(dtype)
+    return _LONG_NAMES.get(dtype, str(dtype))
 
 
 def _same(found: np.dtype[Any], dtype: np.dtype[Any]) -> bool:

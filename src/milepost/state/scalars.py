@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import reprlib
 import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -29,7 +30,7 @@ _DECIMAL_BITS = 60
 
 def damaged(node: object) -> NoReturn:
     """Raise `CorruptError` for a part of a tree that milepost never writes."""
-    raise CorruptError("a stored tree is damaged", kind="damaged-tree", node=ascii(node)[:80])
+    raise CorruptError("a stored tree is damaged", kind="damaged-tree", node=ascii(reprlib.repr(node))[1:-1])
 
 
 def _text(node: Node) -> str:

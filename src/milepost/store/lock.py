@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -127,13 +128,13 @@ class FileLock:
         finally:
             self._close()
 
-    def write(self, text: str) -> None:
-        """Put ``text`` into the locked file. Whoever reads meanwhile may see it torn, and then knows nothing."""
+    def write(self, data: bytes) -> None:
+        """Put ``data`` into the locked file. Whoever reads meanwhile may see it empty, and then knows nothing."""
         if self.descriptor is not None:
-            data = text.encode()
+            # Emptied first: a kill between two calls must not leave a record with the tail of a longer one.
+            self.posix.truncate(self.descriptor, 0)
             if data:
                 self.posix.write_at(self.descriptor, data, 0)
-            self.posix.truncate(self.descriptor, len(data))
 
     def _close(self) -> None:
         with _forking:
@@ -180,8 +181,12 @@ class FileGuard(Guard):
 
     def __enter__(self) -> None:
         if self._locked():
-            with failures_of("write the lock file", self._lock.path):
-                self._lock.write(json.dumps(asdict(Holder.of_this_process(self._clock))) + "\n")
+            try:
+                with failures_of("write the lock file", self._lock.path):
+                    self._lock.write(sealed(Holder.of_this_process(self._clock)))
+            except BaseException:
+                self._lock.unlock()
+                raise
         elif self._take_over:
             # The holder may be stopped (SIGSTOP) or hang in a dead network, and so never answer. It is not killed: it
             # may be another user's, or on another host. Should it wake, it finds a higher fence and stops (PROTOCOL rule 13).
@@ -192,7 +197,7 @@ class FileGuard(Guard):
     def __exit__(self, *exc_info: object) -> None:
         with failures_of("unlock", self._lock.path):
             try:
-                self._lock.write("")
+                self._lock.write(b"")
             finally:
                 self._lock.unlock()
 
@@ -250,14 +255,24 @@ def held_error(root: str, path: str, clock: Clock) -> ConflictError:
     return ConflictError(message, kind="held", hint=hint, **facts)
 
 
+def sealed(holder: Holder) -> bytes:
+    """Return the record of a holder. It ends with a digest of itself, as every record of a run root does (docs/FORMAT.md)."""
+    body = json.dumps(asdict(holder))
+    return f'{body[:-1]},"digest":"sha256:{hashlib.sha256(body.encode()).hexdigest()}"}}\n'.encode()
+
+
 def read_holder(path: str) -> Holder | None:
     """Return who wrote itself into a lock file; None if nobody did, or it cannot be read."""
     try:
         with open(path, "rb") as file:
-            fields = json.loads(file.read(_RECORD_BYTES).partition(b"\n")[0])
-        return Holder(**{**fields, "pid": int(fields["pid"]), "claimed_ns": int(fields["claimed_ns"])})
-    except (OSError, ValueError, TypeError, KeyError):
+            record = file.read(_RECORD_BYTES)
+        fields = json.loads(record.partition(b"\n")[0])
+        is_sealed = fields.pop("digest", None) is not None
+        holder = Holder(**{**fields, "pid": int(fields["pid"]), "claimed_ns": int(fields["claimed_ns"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    # A damaged digit of the PID would tell people to kill a process that has nothing to do with it.
+    return holder if not is_sealed or record == sealed(holder) else None
 
 
 def _pids(path: str) -> str | None:

@@ -275,8 +275,7 @@ class _FaultBlob(BlobWriter):
         self._store._run("commit_blob", self._name, self._inner.commit)
 
     def abort(self) -> None:
-        if not self._store.dead:  # the dead do not tidy up: what they wrote stays
-            self._store._run("abort_blob", self._name, self._inner.abort)
+        self._store._run("abort_blob", self._name, self._inner.abort)
 
 
 class _FaultGuard(Guard):

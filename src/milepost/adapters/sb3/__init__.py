@@ -3,10 +3,10 @@
 from milepost.errors import MissingExtraError
 
 try:
-    import stable_baselines3 as _stable_baselines3
-except ImportError as error:
-    raise MissingExtraError("sb3", "stable_baselines3") from error
-
-from milepost.adapters.sb3.checkpointing import Checkpointing
+    from milepost.adapters.sb3.checkpointing import Checkpointing
+except ModuleNotFoundError as error:
+    if error.name in ("stable_baselines3", "torch", "gymnasium"):
+        raise MissingExtraError("sb3", error.name) from error
+    raise
 
 __all__ = ["Checkpointing"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.logger import CSVOutputFormat, HumanOutputFormat, JSONOutputFormat, Logger, TensorBoardOutputFormat
 
-from milepost.envs.plain import Recorder, Refiller
+from milepost.envs.plain import ABSENT, Recorder, Refiller
 from milepost.envs.textlog import read_log, rewrite_log
 
 _PENDING = ("name_to_value", "name_to_count", "name_to_excluded", "level")
@@ -17,7 +17,7 @@ def capture_logger(logger: Logger, recorder: Recorder, path: str) -> dict[str, A
     """Return the values not yet dumped, the log files' bytes and the directory's own name."""
     pending = {name: recorder.value(getattr(logger, name), f"{path}.{name}") for name in _PENDING}
     return {
-        "pending": {name: value for name, value in pending.items() if value.__class__ is not object},
+        "pending": {name: value for name, value in pending.items() if value is not ABSENT},
         "outputs": [_capture_output(output) for output in logger.output_formats],
         "directory": os.path.basename(os.path.normpath(logger.dir)) if logger.dir else None,
     }
@@ -59,7 +59,8 @@ def _reopen(logger: Logger, output: TensorBoardOutputFormat, name: str | None, s
     if not os.path.isdir(target):
         # Somebody removed the saved run's events: the new directory is as good as any.
         return
-    files = [writer.event_writer._file_name for writer in (output.writer.all_writers or {}).values()]
+    writers: dict[str, Any] = output.writer.all_writers or {}
+    files = [writer.event_writer._file_name for writer in writers.values()]
     output.writer.close()
     if os.path.abspath(target) != os.path.abspath(opened):
         _remove(opened, files)

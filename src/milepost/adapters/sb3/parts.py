@@ -25,7 +25,7 @@ from milepost.adapters.sb3.subject import Subject
 from milepost.clock import SystemClock
 from milepost.envs.capture import capture_layer, restore_layer
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
-from milepost.records import Difference, LeafSpec
+from milepost.records import Difference
 from milepost.state.kinds import register_in_place
 from milepost.state.rng import Rng
 
@@ -80,76 +80,25 @@ register_in_place(ArrayPart)
 def build(subject: Subject) -> dict[str, Any]:
     """Return the components of the run in the order in which they are restored; generators come last."""
     model = subject.model
-    on_policy = isinstance(model, OnPolicyAlgorithm)
+    # Learned tensors outside any module (SAC's log_ent_coef) are overwritten where they are: the optimizer holds them.
+    learned = {"policy": {**about.own_modules(model), **about.own_parameters(model)}, "optimizer": about.optimizers(model)}
     parts: list[Part] = [
-        ArrayPart("policy", subject, _policy, _set_policy),
-        FreePart("optimizer", subject, _optimizer, _set_optimizer, _optimizer_differences),
         FreePart("counters", subject, _counters, _set_counters, _counter_differences),
-        FreePart("rollout", subject, _rollout, _set_rollout, _anything) if on_policy else ArrayPart("replay", subject, _replay, _set_replay),
+        _experience(subject),
         FreePart("envs", subject, _envs, _set_envs, _env_differences),
         FreePart("extra", subject, _extra, _set_extra, _callback_differences),
     ]
     if next(about.normalizers(model.env), None) is not None:
-        parts.insert(4, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
+        parts.insert(2, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
     if tree.evaluations(subject.root):
         parts.append(FreePart("evaluation", subject, _evaluation, _set_evaluation, _evaluation_differences))
-    return {**{part.name: part for part in parts}, "rng": Rng()}
+    return {**learned, **{part.name: part for part in parts}, "rng": Rng()}
 
 
-def _anything(subject: Subject, saved: Any) -> list[Difference]:
-    return []
-
-
-# policy: parameters, targets and batch statistics of all modules, and learned tensors outside them
-
-
-def _policy(subject: Subject, recorder: Recorder) -> Any:
-    modules = {name: dict(module.state_dict()) for name, module in about.own_modules(subject.model).items()}
-    return {**modules, **{name: tensor.detach() for name, tensor in about.own_parameters(subject.model).items()}}
-
-
-def _set_policy(subject: Subject, state: Any) -> None:
-    for name, module in about.own_modules(subject.model).items():
-        module.load_state_dict(state[name])
-    for name, tensor in about.own_parameters(subject.model).items():
-        # The optimizer holds this very tensor: another one in its place would never be learned again.
-        tensor.data.copy_(state[name])
-
-
-# optimizer
-
-
-def _optimizer(subject: Subject, recorder: Recorder) -> Any:
-    return {name: optimizer.state_dict() for name, optimizer in about.optimizers(subject.model).items()}
-
-
-def _set_optimizer(subject: Subject, state: Any) -> None:
-    for name, optimizer in about.optimizers(subject.model).items():
-        optimizer.load_state_dict(state[name])
-
-
-def _optimizer_differences(subject: Subject, saved: Any) -> list[Difference]:
-    live = about.optimizers(subject.model)
-    found = [Difference(name, "an optimizer", "none", "missing") for name in saved if name not in live]
-    found += [Difference(name, "none", "an optimizer", "unexpected") for name in live if name not in saved]
-    for name, optimizer in live.items():
-        if name in saved:
-            found += _moment_differences(name, optimizer, saved[name])
-    return found
-
-
-def _moment_differences(name: str, optimizer: torch.optim.Optimizer, saved: Any) -> list[Difference]:
-    live = [len(group["params"]) for group in optimizer.param_groups]
-    there = [len(group["params"]) for group in saved["param_groups"]]
-    if live != there:
-        return [Difference(f"{name}/param_groups", str(there), str(live), "shape")]
-    shapes = dict(enumerate(tuple(tensor.shape) for group in optimizer.param_groups for tensor in group["params"]))
-    return [
-        Difference(f"{name}/state/{index}/{key}", str(leaf), str(list(shapes[index])), "shape")
-        for index, moments in saved["state"].items()
-        for key, leaf in moments.items()
-        if isinstance(leaf, LeafSpec) and leaf.shape not in ((), shapes[index])
-    ]
+def _experience(subject: Subject) -> Part:
+    if isinstance(subject.model, OnPolicyAlgorithm):
+        return FreePart("rollout", subject, _rollout, _set_rollout, lambda *_: [])
+    return ArrayPart("replay", subject, _replay, _set_replay)
 
 
 # counters: the model's own attributes, and the adapter's marks
@@ -195,13 +144,8 @@ def _aliases(subject: Subject) -> set[str]:
 
 
 def _counter_differences(subject: Subject, saved: Any) -> list[Difference]:
-    model, found = subject.model, []
-    if saved["algorithm"] != class_name(model):
-        found.append(Difference("algorithm", saved["algorithm"], class_name(model), "type"))
-    marks = saved["marks"]
-    if marks["learn"] == subject.marks.learn and marks["total"] != subject.marks.total and about.depends_on_total(model):
-        found.append(Difference("total_timesteps", str(marks["total"]), str(subject.marks.total), "schedule"))
-    return found
+    here = class_name(subject.model)
+    return [] if saved["algorithm"] == here else [Difference("algorithm", saved["algorithm"], here, "type")]
 
 
 # rollout and replay
@@ -283,7 +227,9 @@ def _extra(subject: Subject, recorder: Recorder) -> Any:
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
-        "modules": {name: subject.settings(module, f"policy.{name}", _own_names(module)) for name, module in model.policy.named_modules()},
+        "modules": {
+            name: subject.settings(module, f"policy.{name}", _own_names(module)) for name, module in model.policy.named_modules()
+        },
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
     }
@@ -321,12 +267,15 @@ def _matrices(owner: StateDependentNoiseDistribution) -> dict[str, torch.Tensor]
     return {name: vars(owner)[name].detach() for name in names if name in vars(owner)}
 
 
-def _own_names(module: nn.Module) -> frozenset[str]:
-    return frozenset(vars(module)) - _MODULE_OWN
+def _changed(subject: Subject, name: str, module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of a module of the policy that training has changed: a custom extractor's own counters."""
+    return subject.settings(module, f"policy.{name}", frozenset(vars(module)) - _MODULE_OWN)
 
 
 def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
-    return [(path, callback) for path, callback in tree.others(subject.root, subject.ours) if not isinstance(callback, EvalCallback)]
+    return [
+        (path, callback) for path, callback in tree.others(subject.root, subject.ours) if not isinstance(callback, EvalCallback)
+    ]
 
 
 def _callback(subject: Subject, path: str, callback: Any, recorder: Recorder) -> Any:
@@ -372,6 +321,7 @@ def _set_evaluation(subject: Subject, state: Any) -> None:
 
 def _evaluation_differences(subject: Subject, saved: Any) -> list[Difference]:
     live = dict(tree.evaluations(subject.root))
-    both = [path for path in live if path in saved]
-    found = [difference for path in both for difference in envs.differences(live[path].eval_env, saved[path]["env"], f"{path}.eval_env")]
-    return _path_differences(saved, list(live)) + found
+    found = _path_differences(saved, list(live))
+    for path in live.keys() & saved.keys():
+        found += envs.differences(live[path].eval_env, saved[path]["env"], f"{path}.eval_env")
+    return found

@@ -16,8 +16,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from milepost import envs
-from milepost.adapters.sb3 import callbacks as tree
-from milepost.envs.plain import ABSENT, LeftOut, Recorder, same
+from milepost.envs.plain import ABSENT, LeftOut, Recorder, class_name, same
+
+# A resume is exact whatever seed the constructor drew from: every generator is overwritten.
+_TOLD_ELSEWHERE = {"env", "policy", "tensorboard_log", "verbose", "device", "action_noise", "seed"}
 
 
 @dataclass(slots=True)
@@ -56,8 +58,7 @@ class Subject:
         What the script sets, a changed script sets otherwise, and the script wins. What a callback has changed since (a
         curriculum that lowers ``ent_coef``) is progress, and comes back. The first call for ``path`` fixes the baseline.
         """
-        recorder = Recorder()
-        now = {name: recorder.value(value, name) for name, value in vars(owner).items() if name in names}
+        now = {name: Recorder().value(value, name) for name, value in vars(owner).items() if name in names}
         now = {name: value for name, value in now.items() if value is not ABSENT}
         if path not in self.baseline:
             self.baseline[path] = copy.deepcopy(now)
@@ -116,23 +117,15 @@ def _moves(schedule: object) -> bool:
 
 
 def fingerprint(subject: Subject) -> dict[str, str]:
-    """Return what must be equal for the same bits to come out, beside what the engine itself records."""
-    import gymnasium
-    import stable_baselines3
-
+    """Return what must be equal for the same bits to come out, beside what the engine records of versions and machine."""
     model = subject.model
     settings = {name: _text(vars(model)[name]) for name in configured(model) if not name.startswith("_")}
-    drop = ("env", "policy", "tensorboard_log", "verbose", "device", "action_noise")
-    return {
-        "stable_baselines3": stable_baselines3.__version__,
-        "gymnasium": gymnasium.__version__,
-        "algorithm": type(model).__name__,
-        "policy": type(model.policy).__name__,
-        "device": str(model.device),
-        "envs": envs.describe(model.env),
-        "callbacks": " ".join(path for path, _ in tree.others(subject.root, subject.ours)),
-        "settings": " ".join(f"{name}={value}" for name, value in sorted(settings.items()) if value and name not in drop),
-    }
+    found = {f"code/settings/{name}": text for name, text in settings.items() if text and name not in _TOLD_ELSEWHERE}
+    found["code/policy"], found["code/device"] = class_name(model.policy), str(model.device)
+    found["env/layers"] = envs.describe(model.env)
+    if depends_on_total(model):
+        found["schedule/total_timesteps"] = str(subject.marks.total)
+    return found
 
 
 def _text(value: object) -> str:

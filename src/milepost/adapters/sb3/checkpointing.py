@@ -1,0 +1,245 @@
+"""Checkpoint and resume a Stable-Baselines3 run from an ordinary callback.
+
+State is read and written at the same hook, `_on_rollout_start`: the last ``train()`` is over, the rollout buffer has been
+emptied, and nothing of ``collect_rollouts`` is live. When the script runs again unchanged, everything that its own
+set-up has made by the time the hook first fires (networks, a reset env, drawn noise) is overwritten in place.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from milepost.adapters.sb3 import callbacks as tree
+from milepost.adapters.sb3.parts import Part, build
+from milepost.adapters.sb3.start import Saved, Start, decide
+from milepost.adapters.sb3.subject import Marks, Subject, fingerprint
+from milepost.engine.checkpoint_engine import CheckpointEngine
+from milepost.lifecycle.recover import Which
+from milepost.lifecycle.retain import Keep
+from milepost.lifecycle.triggers import Trigger, every
+from milepost.records import Summary
+from milepost.store.base import Store
+
+
+@dataclass(slots=True)
+class _History:
+    """Remember the completed ``learn()`` calls of one model on one run root, in this process."""
+
+    ends: list[int] = field(default_factory=list)
+    episodes: int = 0
+
+
+_histories: WeakKeyDictionary[BaseAlgorithm, dict[str, _History]] = WeakKeyDictionary()
+# A learn() that ends with an exception (an interrupt, mostly) never tells its callbacks. The next one closes its engine.
+_open: WeakValueDictionary[str, CheckpointEngine] = WeakValueDictionary()
+
+
+class Checkpointing(BaseCallback):
+    """Save the whole experiment while ``learn()`` runs, and go on from there when the same script runs again.
+
+    ::
+
+        model = PPO("MlpPolicy", env, seed=0)
+        model.learn(1_000_000, callback=Checkpointing("runs/ppo", when=every(steps=10_000), keep=Keep(last=5)))
+
+    The script stays as it is: no ``PPO.load``, the same total. Killed at any moment and run again, it ends with the same
+    bits. Run once more after the end, it trains nothing, and the model is the trained one when ``learn()`` returns. With
+    a larger total it goes on from the end, as a longer run would have (a schedule that depends on the total moves, and
+    a warning says so). An `EvalCallback` beside it reports ``eval/mean_reward``, for ``Keep(best=1, by=...)``.
+
+    A script may call ``learn()`` several times with one root: when it is run again, calls that are over are skipped, and
+    code between them sees the newest state. Steps are the model's own ``num_timesteps``: with ``reset_num_timesteps=True``
+    they start again, and so do triggers; generations only go up. In one process every completed ``learn()`` of a model
+    counts as the next call; a new model counts from the first, so that a notebook cell can be run again.
+
+    ``which`` chooses what to go on from (``latest``, ``best``, a generation, ``never``); all else goes to `CheckpointEngine`.
+    Where ``learn()`` ends with an exception nothing new is saved; what was staged before it is still written.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Store,
+        *,
+        when: Trigger | None = None,
+        keep: Keep | None = None,
+        which: Which = "latest",
+        **engine: Any,
+    ) -> None:
+        super().__init__()
+        self._root = root
+        self._name = root.url if isinstance(root, Store) else os.fspath(root)
+        if not isinstance(root, Store) and "://" not in self._name:
+            self._name = os.path.abspath(self._name)
+        self._settings = {"when": when or every(minutes=10), "keep": keep, **engine}
+        self._which = which
+        self._engine: CheckpointEngine | None = None
+        self._subject: Subject | None = None
+        self._due = False
+        """The state is to be brought back at the next rollout's start."""
+        self._ended_at: int | None = None
+        """Set where this call has nothing to train: the step at which it had ended."""
+
+    def _on_training_start(self) -> None:
+        root = self.locals["callback"]
+        tree.move_to_front(root, self)
+        history = self._history()
+        marks = Marks(learn=len(history.ends), total=int(self.locals["total_timesteps"]), ends=list(history.ends))
+        marks.episodes = 0 if self.locals.get("reset_num_timesteps", True) else history.episodes
+        marks.reported = {path: tree.last_evaluation(callback) for path, callback in tree.evaluations(root)}
+        self._subject = Subject(self.model, root, self, marks)
+        self._due, self._ended_at = False, None
+        self._engine = self._opened(self._subject)
+        self._begin(self._engine, self._engine.peek(self._which))
+
+    def _opened(self, subject: Subject) -> CheckpointEngine:
+        if (left := _open.pop(self._name, None)) is not None:
+            left.close()
+        parts = build(subject)
+        for part in parts.values():
+            if isinstance(part, Part):
+                # Read once before the first step: what the settings are now, and what cannot be saved.
+                part.state_dict()
+        engine = CheckpointEngine(self._root, state=parts, fingerprint=fingerprint(subject), **self._settings)
+        self._tell_left_out(engine, subject)
+        engine.claim()
+        _open[self._name] = engine
+        return engine
+
+    def _begin(self, engine: CheckpointEngine, found: Summary | None) -> None:
+        """Do what the newest generation asks for. Counters come back here, before the loop's first test."""
+        saved = Saved.read(found.step, found.counters) if found is not None else None
+        start = self._decide(saved)
+        if start is Start.FRESH:
+            if saved is not None or self._which == "never":
+                # The call before this one left the live state behind, and this one trains on from it.
+                engine.resume("never")
+            return
+        assert saved is not None
+        if start in (Start.CONTINUE, Start.EXTEND):
+            self._due = True
+            self._set_step(saved.step)
+            return
+        self._load_finished(engine)
+
+    def _decide(self, saved: Saved | None) -> Start:
+        marks = self._now.marks
+        return decide(saved, learn=marks.learn, total=marks.total)
+
+    def _load_finished(self, engine: CheckpointEngine) -> None:
+        """Bring a call back that had ended, and leave its loop nothing to do."""
+        before = self.model.num_timesteps
+        restored = engine.resume(self._which)
+        assert restored is not None
+        saved, marks = Saved.read(restored.step, restored.counters), self._now.marks
+        start = self._decide(saved)
+        if start in (Start.FINISHED, Start.SKIPPED):
+            self._ended_at = marks.ends[marks.learn] if marks.learn < len(marks.ends) else self.model.num_timesteps
+            # A callback may have stopped the call before its total. The loop tests the step, so it is shown the total.
+            self._set_step(max(self._ended_at, marks.total))
+            return
+        # The end was damaged, and an older generation took its place.
+        self._due = start is not Start.FRESH
+        self._set_step(saved.step if self._due else before)
+
+    def _on_rollout_start(self) -> None:
+        engine, subject = self._running, self._now
+        if self._due:
+            self._due = False
+            self._bring_back(engine, subject)
+            return
+        self._report(engine, subject)
+        marks = subject.marks
+        saved = engine.save_if_due(self.model.num_timesteps, episodes=marks.episodes, counters=marks.counters(self.model))
+        if saved:
+            self._tell_left_out(engine, subject)
+
+    def _bring_back(self, engine: CheckpointEngine, subject: Subject) -> None:
+        step = self.model._num_timesteps_at_start
+        restored = engine.resume(self._which)
+        assert restored is not None
+        saved, marks = Saved.read(restored.step, restored.counters), subject.marks
+        del marks.ends[marks.learn :]
+        if saved.ended:
+            _begin_rollout(self.model)
+        self._set_step(self.model.num_timesteps if saved.learn == marks.learn else step)
+
+    def _on_step(self) -> bool:
+        self._now.marks.episodes += int(self.locals["dones"].sum())
+        self._report(self._running, self._now)
+        return True
+
+    def _on_training_end(self) -> None:
+        engine, subject = self._running, self._now
+        marks, history = subject.marks, self._history()
+        try:
+            if self._ended_at is None:
+                self._save_end(engine, subject)
+            else:
+                self._set_step(self._ended_at)
+        finally:
+            _open.pop(self._name, None)
+            self._engine = self._subject = None
+            engine.close()
+        history.ends.append(self.model.num_timesteps)
+        history.episodes = marks.episodes
+
+    def _save_end(self, engine: CheckpointEngine, subject: Subject) -> None:
+        marks, step = subject.marks, self.model.num_timesteps
+        self._report(engine, subject)
+        marks.ended = True
+        marks.ends.append(step)
+        engine.save(step, reason="final", episodes=marks.episodes, counters=marks.counters(self.model))
+        engine.wait()
+
+    def _report(self, engine: CheckpointEngine, subject: Subject) -> None:
+        """Report evaluations made since the last look; they ran after our hook of the same step."""
+        for index, (path, callback) in enumerate(tree.evaluations(subject.root)):
+            calls = tree.last_evaluation(callback)
+            if calls and calls != subject.marks.reported.get(path):
+                subject.marks.reported[path] = calls
+                name = "eval/mean_reward" if index == 0 else f"eval_{index}/mean_reward"
+                engine.report(callback.num_timesteps, {name: callback.last_mean_reward})
+
+    def _tell_left_out(self, engine: CheckpointEngine, subject: Subject) -> None:
+        """Put into the manifest, and once before the user's eyes, what the checkpoint does not hold."""
+        for name, left_out in subject.left_out.items():
+            text = "; ".join(map(str, left_out))
+            if not left_out or engine.exactness.get(name, ("", ""))[1] == text:
+                continue
+            engine.exactness[name] = ("not captured" if name == "envs" else "approximate", text)
+            warnings.warn(f"milepost: a resumed run may differ from this one, as `{name}` is saved without {text}", stacklevel=2)
+
+    def _history(self) -> _History:
+        return _histories.setdefault(self.model, {}).setdefault(self._name, _History())
+
+    def _set_step(self, step: int) -> None:
+        self.model.num_timesteps = self.num_timesteps = step
+
+    @property
+    def _running(self) -> CheckpointEngine:
+        assert self._engine is not None, "learn() calls _on_training_start first"
+        return self._engine
+
+    @property
+    def _now(self) -> Subject:
+        assert self._subject is not None, "learn() calls _on_training_start first"
+        return self._subject
+
+
+def _begin_rollout(model: BaseAlgorithm) -> None:
+    """Do what ``collect_rollouts`` did before our hook, once more: the state of an ended call was taken before that."""
+    policy: Any = model.policy
+    policy.set_training_mode(False)
+    if isinstance(model, OnPolicyAlgorithm):
+        model.rollout_buffer.reset()
+    if model.use_sde:
+        owner = policy if isinstance(model, OnPolicyAlgorithm) else policy.actor
+        owner.reset_noise(model.n_envs)
