@@ -1,4 +1,4 @@
-"""Run small Stable-Baselines3 scripts in child processes, kill them, and hash what they leave. Hashing knows nothing of milepost."""
+"""Run small Stable-Baselines3 scripts in child processes, kill them, and hash what they leave, knowing nothing of milepost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnNoModelImprovement
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
@@ -50,7 +50,7 @@ def in_child(work: Callable[[], Any]) -> Any:
             with os.fdopen(send, "wb") as pipe:
                 pickle.dump(work(), pipe)
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it is, the child must not go on as a second pytest
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -82,18 +82,22 @@ def _evaluating(env: str, normalized: bool = False, **options: Any) -> EvalCallb
     return EvalCallback(venv, eval_freq=70, n_eval_episodes=1, deterministic=False, verbose=0, warn=False, **options)
 
 
+def _patience() -> StopTrainingOnNoModelImprovement:
+    return StopTrainingOnNoModelImprovement(50)
+
+
 def build(name: str, seed: int, folder: Path) -> tuple[Any, list[BaseCallback]]:
     """Return a model and the user's callbacks of one of the scenarios."""
     torch.set_num_threads(1)
     return SCENARIOS[name][0](seed, folder)
 
 
-def _ppo(seed: int, folder: Path, **options: Any) -> Any:
+def ppo_model(seed: int, folder: Path, **options: Any) -> Any:
     settings: dict[str, Any] = {
         "n_steps": 64,
         "batch_size": 32,
         "n_epochs": 2,
-        "policy_kwargs": NET,
+        "policy_kwargs": dict(NET),
         "seed": seed,
         "device": "cpu",
     }
@@ -101,15 +105,21 @@ def _ppo(seed: int, folder: Path, **options: Any) -> Any:
     return PPO("MlpPolicy", env, **{**settings, **options})
 
 
-def _off(cls: Any, seed: int, env: Any, **options: Any) -> Any:
-    settings: dict[str, Any] = {"buffer_size": 500, "learning_starts": 40, "batch_size": 16, "policy_kwargs": NET, "seed": seed}
+def off_policy(cls: Any, seed: int, env: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "buffer_size": 500,
+        "learning_starts": 40,
+        "batch_size": 16,
+        "policy_kwargs": dict(NET),
+        "seed": seed,
+    }
     return cls("MlpPolicy", env, device="cpu", **{**settings, **options})
 
 
-def _ppo_stacked(seed: int, folder: Path) -> Any:
+def ppo_stacked(seed: int, folder: Path) -> Any:
     env = VecNormalize(VecFrameStack(VecMonitor(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 3)), 2))
     env.seed(3)
-    return _ppo(seed, folder, env=env, n_steps=24, batch_size=24), []
+    return ppo_model(seed, folder, env=env, n_steps=24, batch_size=24), []
 
 
 def _ou(size: int = 1) -> OrnsteinUhlenbeckActionNoise:
@@ -122,20 +132,20 @@ def _normal() -> NormalActionNoise:
 
 # name: (build, total steps, save every, kills)
 SCENARIOS: dict[str, tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]], int, int, tuple[int, ...]]] = {
-    "ppo": (lambda s, f: (_ppo(s, f), []), 384, 64, (200,)),
+    "ppo": (lambda s, f: (ppo_model(s, f), []), 384, 64, (200,)),
     "ppo, schedules, evaluation": (
         lambda s, f: (
-            _ppo(s, f, learning_rate=lambda left: 1e-2 * left, clip_range=lambda left: 0.2 * left),
-            [_evaluating("CartPole-v1")],
+            ppo_model(s, f, learning_rate=lambda left: 1e-2 * left, clip_range=lambda left: 0.2 * left),
+            [_evaluating("CartPole-v1", callback_after_eval=_patience(), callback_on_new_best=_patience())],
         ),
         384,
         64,
         (150, 300),
     ),
-    "ppo, 3 envs, VecNormalize, VecFrameStack, VecMonitor": (_ppo_stacked, 360, 72, (250,)),
+    "ppo, 3 envs, VecNormalize, VecFrameStack, VecMonitor": (ppo_stacked, 360, 72, (250,)),
     "ppo, 2 envs, VecNormalize, evaluation": (
         lambda s, f: (
-            _ppo(s, f, env=VecNormalize(env_of("MountainCarContinuous-v0", 2)), n_steps=32),
+            ppo_model(s, f, env=VecNormalize(env_of("MountainCarContinuous-v0", 2)), n_steps=32),
             [_evaluating("MountainCarContinuous-v0", normalized=True)],
         ),
         256,
@@ -143,26 +153,26 @@ SCENARIOS: dict[str, tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]]
         (200,),
     ),
     "ppo, gSDE": (
-        lambda s, f: (_ppo(s, f, env=env_of("Pendulum-v1"), use_sde=True, sde_sample_freq=16), []),
+        lambda s, f: (ppo_model(s, f, env=env_of("Pendulum-v1"), use_sde=True), []),
         256,
         64,
         (140,),
     ),
     "a2c": (
-        lambda s, f: (A2C("MlpPolicy", env_of("Acrobot-v1", 2), seed=s, policy_kwargs=NET, device="cpu"), []),
+        lambda s, f: (A2C("MlpPolicy", env_of("Acrobot-v1", 2), seed=s, policy_kwargs=dict(NET), device="cpu"), []),
         300,
         50,
         (170,),
     ),
     "dqn": (
-        lambda s, f: (_off(DQN, s, env_of("CartPole-v1"), target_update_interval=30, exploration_fraction=0.8), []),
+        lambda s, f: (off_policy(DQN, s, env_of("CartPole-v1"), target_update_interval=30, exploration_fraction=0.8), []),
         240,
         40,
         (90, 170),
     ),
     "dqn, 2 envs, VecNormalize, evaluation": (
         lambda s, f: (
-            _off(DQN, s, VecNormalize(env_of("MountainCar-v0", 2)), target_update_interval=30),
+            off_policy(DQN, s, VecNormalize(env_of("MountainCar-v0", 2)), target_update_interval=30),
             [_evaluating("MountainCar-v0", normalized=True)],
         ),
         240,
@@ -171,7 +181,7 @@ SCENARIOS: dict[str, tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]]
     ),
     "dqn, memory optimized": (
         lambda s, f: (
-            _off(
+            off_policy(
                 DQN,
                 s,
                 env_of("CartPole-v1"),
@@ -186,27 +196,32 @@ SCENARIOS: dict[str, tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]]
         (130,),
     ),
     "dqn, n-step, by episode": (
-        lambda s, f: (_off(DQN, s, env_of("CartPole-v1"), n_steps=3, train_freq=(1, "episode")), []),
+        lambda s, f: (off_policy(DQN, s, env_of("CartPole-v1"), n_steps=3, train_freq=(1, "episode")), []),
         200,
         40,
         (130,),
     ),
-    "sac": (lambda s, f: (_off(SAC, s, env_of("Pendulum-v1")), []), 160, 40, (130,)),
+    "sac": (lambda s, f: (off_policy(SAC, s, env_of("Pendulum-v1")), []), 160, 40, (130,)),
     "sac, gSDE": (
-        lambda s, f: (_off(SAC, s, env_of("Pendulum-v1"), use_sde=True, sde_sample_freq=4, train_freq=8), []),
+        lambda s, f: (off_policy(SAC, s, env_of("Pendulum-v1"), use_sde=True, sde_sample_freq=4, train_freq=8), []),
         160,
         40,
         (130,),
     ),
-    "sac, fixed entropy": (lambda s, f: (_off(SAC, s, env_of("Pendulum-v1"), ent_coef=0.1), []), 120, 40, (90,)),
-    "td3, OU noise": (lambda s, f: (_off(TD3, s, env_of("Pendulum-v1"), action_noise=_ou()), []), 161, 41, (130,)),
+    "sac, fixed entropy": (lambda s, f: (off_policy(SAC, s, env_of("Pendulum-v1"), ent_coef=0.1), []), 120, 40, (90,)),
+    "td3, OU noise": (lambda s, f: (off_policy(TD3, s, env_of("Pendulum-v1"), action_noise=_ou()), []), 161, 41, (130,)),
     "td3, 2 envs, vectorized noise": (
-        lambda s, f: (_off(TD3, s, env_of("Pendulum-v1", 2), action_noise=_ou(), train_freq=2), []),
+        lambda s, f: (off_policy(TD3, s, env_of("Pendulum-v1", 2), action_noise=_ou(), train_freq=2), []),
         160,
         40,
         (130,),
     ),
-    "ddpg, normal noise": (lambda s, f: (_off(DDPG, s, env_of("Pendulum-v1"), action_noise=_normal()), []), 130, 40, (100,)),
+    "ddpg, normal noise": (
+        lambda s, f: (off_policy(DDPG, s, env_of("Pendulum-v1"), action_noise=_normal()), []),
+        130,
+        40,
+        (100,),
+    ),
 }
 
 

@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milepost.adapters.sb3 import Checkpointing
+from milepost.adapters.sb3 import Checkpointing, checkpointing
+from milepost.adapters.sb3.subject import Subject
 from milepost.lifecycle.triggers import every
+from milepost.state.rng import Rng
 from tests.adapters.sb3_runs import KILLED, SCENARIOS, KillAt, build, in_child, pieces
 
 pytestmark = pytest.mark.slow
 
 
 def run(
-    name: str, folder: Path, *, seed: int = 1, checkpoints: bool = True, kill_at: int | None = None, total: int | None = None
+    name: str, folder: Path, *, seed: int = 1, checkpoints: bool = True, kill_at: int | None = None, writer: str = "inline"
 ) -> Any:
     """Run a scenario's script once."""
 
     def script() -> Any:
         model, callbacks = build(name, seed, folder)
-        ours = [Checkpointing(folder / "run", when=every(steps=SCENARIOS[name][2]), writer="inline")] if checkpoints else []
-        model.learn(total or SCENARIOS[name][1], callback=[*callbacks, *ours, KillAt(kill_at)])
+        ours = [Checkpointing(folder / "run", when=every(steps=SCENARIOS[name][2]), writer=writer)] if checkpoints else []
+        model.learn(SCENARIOS[name][1], callback=[*callbacks, *ours, KillAt(kill_at)])
         return pieces(model, callbacks)
 
     return in_child(script)
+
+
+def forgetting(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a component be saved and compared, but not brought back."""
+    whole = checkpointing.build
+
+    def build_without(subject: Subject) -> dict[str, Any]:
+        parts = whole(subject)
+        if component == "rng":
+            monkeypatch.setattr(Rng, "load_state_dict", lambda *_: None)
+        else:
+            parts[component] = dataclasses.replace(parts[component], restore=lambda *_: None)
+        return parts
+
+    monkeypatch.setattr(checkpointing, "build", build_without)
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [
+        ("ppo", "counters"),
+        ("ppo", "envs"),
+        ("ppo", "rng"),
+        ("ppo, gSDE", "extra"),
+        ("ppo, schedules, evaluation", "evaluation"),
+        ("ppo, 3 envs, VecNormalize, VecFrameStack, VecMonitor", "normalizer"),
+        ("dqn", "replay"),
+        ("dqn", "counters"),
+        ("td3, OU noise", "extra"),
+    ],
+)
+def test_a_run_that_forgets_one_component_is_found_out(
+    name: str, component: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without this the test above could pass for a component that nobody needs, or that nobody looks at.
+    alone = run(name, tmp_path / "alone", checkpoints=False)
+    assert run(name, tmp_path / "killed", kill_at=SCENARIOS[name][3][0]) == KILLED
+    forgetting(component, monkeypatch)
+    forgetful = run(name, tmp_path / "killed")
+    assert forgetful["policy"] != alone["policy"]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -38,3 +81,12 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(name: str, tmp_pa
     assert run(name, tmp_path / "killed", seed=3) == alone
     # Run once more, it trains nothing: a step would die.
     assert run(name, tmp_path / "killed", seed=4, kill_at=0) == alone
+
+
+@pytest.mark.parametrize("name", ["ppo, 2 envs, VecNormalize, evaluation", "dqn"])
+def test_a_kill_while_the_writer_thread_works_changes_no_bit(name: str, tmp_path: Path) -> None:
+    # Whichever generation was published by then: the run ends the same.
+    alone = run(name, tmp_path / "alone", checkpoints=False)
+    for kill_at in (85, 86, 150, 151, 152):
+        assert run(name, tmp_path / "killed", kill_at=kill_at, writer="thread") == KILLED
+    assert run(name, tmp_path / "killed", writer="thread") == alone

@@ -103,7 +103,7 @@ class TestPins:
 
     def test_the_latest_is_pinned_by_default(self, root: Path) -> None:
         assert document("pin", root)["number"] == 3
-        assert document("ls", root)["generations"][0]["tags"] == ["latest", "pinned"]
+        assert document("ls", root)["generations"][0]["tags"] == ["latest", "resume", "pinned"]
 
     def test_what_is_not_live_cannot_be_pinned(self, root: Path) -> None:
         assert call("pin", root, "17").exit_code == 10

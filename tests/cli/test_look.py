@@ -50,7 +50,7 @@ class TestLs:
         lines = result.stdout.splitlines()
         assert lines[0].split() == ["GEN", "STEP", "AGE", "SIZE", "NEW", "STATE", "METRICS", "TAGS"]
         assert lines[1].split()[:2] == ["g000002", "210,000"]
-        assert lines[1].split()[3:] == ["4", "KiB", "4", "KiB", "live", "eval/return=1.25", "latest"]
+        assert lines[1].split()[3:] == ["4", "KiB", "4", "KiB", "live", "eval/return=1.25", "latest", "resume"]
         assert lines[2].split()[-3:] == ["live", "eval/return=3.5", "best"]
         assert len(lines) == 3
 
@@ -73,8 +73,11 @@ class TestLs:
         [({}, "live"), ({"healthy": False, "nonfinite": ("policy/w",)}, "unhealthy"), ({"complete": False}, "incomplete")],
     )
     def test_the_state_is_what_the_records_say(self, run: Run, fields: dict[str, object], state: str) -> None:
-        run.save(1, **fields)
-        assert document("ls", run.root)["generations"][0]["state"] == state
+        run.save(1)
+        run.save(2, **fields)
+        listed = document("ls", run.root)["generations"]
+        assert listed[0]["state"] == state
+        assert "resume" in listed[0 if state == "live" else 1]["tags"]
         assert state in milepost("ls", run.root).stdout.lower()
 
     def test_a_mark_is_shown_with_its_reason(self, run: Run) -> None:
@@ -136,7 +139,7 @@ class TestLs:
                 "number": 1,
                 "name": "g000001",
                 "state": "live",
-                "tags": ["latest", "best"],
+                "tags": ["latest", "resume", "best"],
                 "step": 1000,
                 "term": 1,
                 "parent": 0,
@@ -169,7 +172,7 @@ class TestShow:
         run.save(1000)
         run.save(2000, **measured(487.2, 1900), counters={"episodes": 1731, "epochs": 2}, elapsed_s=(7300.0).hex())
         text = milepost("show", run.root).stdout
-        assert text.startswith(f"run {run.chain.run_id}  generation g000002  step 2,000  live  (latest, best)\n")
+        assert text.startswith(f"run {run.chain.run_id}  generation g000002  step 2,000  live  (latest, resume, best)\n")
         for fact in (
             "by pid 4121 on host7",
             "every 1000 steps",

@@ -250,7 +250,7 @@ def test_a_kill_anywhere_in_a_reset_leaves_the_run_whole_in_one_place_and_the_ne
         homes = [*(scene.root / "reset").iterdir()] if was_reset else [scene.root]
         assert len(homes) == 1
         assert oneshot.verify(local(homes[0])).problems == ()
-        for step in (1, 2, 3) if was_reset else (2, 3):
+        for step in (1, 2, 3) if was_reset else (3,):
             assert bits(oneshot.load(homes[0], which=step)) == bits(state_at(step))
         seen.add(was_reset)
         if not killed:
@@ -317,4 +317,6 @@ def check_nothing_is_left_over(root: Path) -> None:
     there = {path.relative_to(root).as_posix() for path in (root / "blobs").iterdir()}
     assert there == named
     assert set(view.listing.summaries) <= {*view.live, *view.pins}
-    assert not [path for path in root.rglob("*") if path.suffix in (".tmp", ".part")]
+    unfinished = {path.relative_to(root) for path in root.rglob("*") if path.suffix in (".tmp", ".part")}
+    # What a reset moved aside is swept by whoever claims it there.
+    assert not [path for path in unfinished if path.parts[0] != "reset"]

@@ -217,7 +217,7 @@ def show(op, resp):
     return " ".join(map(str, op)) + ("" if resp is True else f" -> {resp}")
 
 
-def explore(V, procs, init, check, max_states=300_000, max_sw=None, max_s=60.0, stop=1, terminal=None):
+def explore(V, procs, init, check, max_states=300_000, max_sw=None, max_s=60.0, stop=1, terminal=None, until=None):
     """procs: list of (name, maker, starts_after_crashes). Returns dict of violation -> shortest trace, and statistics."""
     t0 = time.process_time()
     INTERN.clear()
@@ -298,7 +298,7 @@ def explore(V, procs, init, check, max_states=300_000, max_sw=None, max_s=60.0, 
                 for b in bad:
                     if b not in found:
                         found[b] = trace(ns)
-                if len(found) >= stop:
+                if len(found) >= stop or (until is not None and any(b.startswith(until) for b in bad)):
                     return found, dict(states=len(parent), full=False, cpu=round(time.process_time() - t0, 1))
                 continue
             q.append(ns)

@@ -630,15 +630,20 @@ def check(V, st):
     def loads(i):
         return f.get(f"m{MAN[i].num}") == i and MAN[i].blobs <= have
 
+    # What an unreadable manifest had dropped is dead already; whoever cannot read that may take it up, or make it void.
+    lost = {n for i in g.rotten | g.acked if isinstance(i, int) for n in MAN[i].retired} if g.rotten else set()
+    excused = {i for i in g.created if MAN[i].num in lost} | g.rotten
     for i in g.acked - g.rotten:
+        if i not in nvset and i in excused:
+            continue
         if i not in nvset and not (V.boundary == "alive" and MAN[i].num in dropped):
             out.add("I5 an acknowledged save is void")
         elif MAN[i].num not in dropped and not loads(i):
             out.add("I1 an acknowledged generation that nothing retired does not load")
-    for i in g.adopted - g.rotten:
+    for i in g.adopted - excused:
         if i not in nvset and not (V.boundary == "alive" and MAN[i].num in dropped):
             out.add("I5b a generation a claimer resumed from became void")
-    for i in g.reads - g.rotten:
+    for i in g.reads - excused:
         if i not in nvset and not (V.boundary == "alive" and MAN[i].num in dropped):
             out.add("R1 a reader was given a generation as settled that is void")
     for (n1, i1), (n2, i2) in zip(nv, nv[1:]):
@@ -655,14 +660,20 @@ def check(V, st):
         if not g.rotten:
             out.add("I3 nothing left to claim")
     else:
-        last = max((MAN[i].num for i in g.acked - g.rotten if i in nvset), default=0)
+        # Where an unreadable manifest lies above the head, what its keep dropped may be half deleted, and a late create may
+        # stand there without blobs: all up to its number is unsure for good, is verified before use, and is not asked for here.
+        unsure = max([n for n in rotten_of(lst(files, "m")) if n > MAN[head].num]
+                     + [v[3] for n, v in files if n[0] == "s" and isinstance(v, tuple) and len(v) > 3]
+                     + [x[1][3] for x in g.rotten if isinstance(x, tuple) and isinstance(x[1], tuple) and len(x[1]) > 3], default=0)
+        last = max((MAN[i].num for i in g.acked - g.rotten if i in nvset and not (g.rotten and MAN[i].num in dropped)), default=0)
         if MAN[head].num < last:
             out.add("I3 a fresh claimer finds less than the last acknowledged")
-        if not MAN[head].blobs <= have:
+        sure = {i for i in live if MAN[i].num > unsure}
+        if head in sure and not MAN[head].blobs <= have:
             out.add("I4h the newest generation by the store's own words lacks blobs")
-        if V.drop == "keep" and st.crashes == 0 and not live <= g.created:
+        if V.drop == "keep" and st.crashes == 0 and not sure <= g.created:
             out.add("I9 a manifest that was dead when it appeared is alive")
-        if any(not MAN[i].blobs <= have for i in live):
+        if any(not MAN[i].blobs <= have for i in sure):
             out.add("I4 a generation that the store's own words keep lacks blobs")
         h = MAN[head]
         changed = h.target is not None and not h.wid.endswith("trim")

@@ -4,22 +4,27 @@ Two designs. "settle": the reset is a settlement {head 0, next, run} that makes 
 aside at leisure, and whoever claims next goes on with it. "move": an intent file, then every name goes aside, terms and
 milepost.json included, then a new milepost.json. Set aside, a name has a letter in front: z, y, x by run (ASIDE).
 """
-from core import M, MAN, Ghost, State, lst, mid_of
+
+from core import MAN, Ghost, M, State, lst, mid_of
 
 
 class R:
-    design = "settle"      # settle | move
-    next_number = "on"     # on | restart : the new run goes on counting, or starts again at 1
-    boundary = "void"      # void | none : the reset settlement makes the old run void, or settles on its head as a claim does
-    fence = True           # the reset claims the root before it touches anything
-    leftovers = "aside"    # aside | sweep : what a claimer does with older names that a stopped reset has left in the root
-    moves = "name"         # name | all | dir | copy : one rename a name, all at once, a directory, copy + delete
-    blobs_again = True     # blobs are listed again, after the generations, before they go aside
-    marker = "last"        # last | first : when the set-aside run gets its milepost.json
-    reread = True          # design move: a writer reads milepost.json again before it acknowledges
-    own_fence = True       # design move: a writer that misses its own fence stops
-    json = "move"          # design move: move | replace : milepost.json goes aside and is made anew, or is overwritten
-    order = "Rtmb"         # design move: what goes aside first
+    design = "settle"  # settle | move
+    next_number = "on"  # on | restart : the new run goes on counting, or starts again at 1
+    boundary = (
+        "void"  # void | none : the reset settlement makes the old run void, or settles on its head as a claim does
+    )
+    fence = True  # the reset claims the root before it touches anything
+    leftovers = (
+        "aside"  # aside | sweep : what a claimer does with older names that a stopped reset has left in the root
+    )
+    moves = "name"  # name | all | dir | copy : one rename a name, all at once, a directory, copy + delete
+    blobs_again = True  # blobs are listed again, after the generations, before they go aside
+    marker = "last"  # last | first : when the set-aside run gets its milepost.json
+    reread = True  # design move: a writer reads milepost.json again before it acknowledges
+    own_fence = True  # design move: a writer that misses its own fence stops
+    json = "move"  # design move: move | replace : milepost.json goes aside and is made anew, or is overwritten
+    order = "Rtmb"  # design move: what goes aside first
     posix = False
     max_crashes = 0
 
@@ -95,7 +100,7 @@ def finish(V, tl, gl, bl, reset):
     to = ASIDE[run]
     if V.marker == "first":
         yield ("create", to + "R", run)
-    if V.blobs_again:                    # a generation listed after the blobs may name one that is not in that list
+    if V.blobs_again:  # a generation listed after the blobs may name one that is not in that list
         bl = yield ("list", "b")
     yield from aside(V, [n for n, _ in bl if first <= bterm(n) < u], to)
     yield from aside(V, [n for n, i in gl if belongs(i, reset)], to)
@@ -143,10 +148,9 @@ def claim(V, who, reset=None):
     if reset:
         after = 1 if V.next_number == "restart" else nxt
         rec = ("S", 0 if V.boundary == "void" else hnum, after, reset, c.run, hnum)
-    if V.fence or not reset:
-        if not (yield ("create", f"s{c.term}", rec)):
-            yield ("conflict", c.term)
-            return None
+    if (V.fence or not reset) and not (yield ("create", f"s{c.term}", rec)):
+        yield ("conflict", c.term)
+        return None
     pending = resets_of(tl + ((f"s{c.term}", rec),))
     if pending and V.next_number == "restart":
         nxt = 1 + max([MAN[i].num for i in mids if MAN[i].term >= pending[-1][1]], default=0)
@@ -234,7 +238,7 @@ def claim_moves(V, who, reset=None):
         if not (yield ("create", "I", intent)):
             return None
         yield from finish_moves(V, intent)
-        return None                      # whoever trains claims anew
+        return None  # whoever trains claims anew
     if head is not None:
         yield ("adopt", head)
     names = set().union(*[MAN[i].blobs for i in live], set())
@@ -295,6 +299,7 @@ def old(V, saves=1):
         for n in range(saves):
             if not (yield from save(V, c, f"a{n}")):
                 return
+
     return run
 
 
@@ -306,11 +311,13 @@ def new(V, who, saves=1, reset=None):
         for n in range(saves):
             if not (yield from save(V, c, f"{who.lower()}{n}")):
                 return
+
     return run
 
 
 def reader(V, times=2):
     """A poller. It may be told the old run, then the new one; never the other way round."""
+
     def run():
         seen = None
         for _ in range(times):
@@ -330,19 +337,20 @@ def reader(V, times=2):
             if seen == "new" and MAN[head].rec == "old":
                 yield ("bad", "Z4 a reader was given the new run, then the old one")
             seen = MAN[head].rec
+
     return run
 
 
 # ---- invariants -------------------------------------------------------------------------------------------------
 def run_terms(files, run):
-    """The settlements that count for one run, wherever they lie: of a reset, the old run sees the head it settled on."""
+    """The settlements that count for one run, wherever they lie: of a reset, the old run sees its own head."""
     out = {}
     for n, v in lst(files, (ASIDE.get(run, "?") + "s",)) + lst(files, "s"):
         if isinstance(v, tuple):
             if len(v) > 4 and v[4] == run:
-                out[n[n.index("s"):]] = ("S", v[5], v[2], run)
+                out[n[n.index("s") :]] = ("S", v[5], v[2], run)
             elif v[3] == run:
-                out[n[n.index("s"):]] = v
+                out[n[n.index("s") :]] = v
     return tuple(out.items())
 
 
@@ -366,7 +374,9 @@ def check(V, st):
                 out.add("Z1 an acknowledged generation of the present run is not in the root, whole")
             elif void(i, here):
                 out.add("Z1 an acknowledged generation of the present run is void")
-        elif i not in (f.get(f"m{m.num}"), f.get(f"{to}m{m.num}")) or any(b not in f and to + b not in f for b in m.blobs):
+        elif i not in (f.get(f"m{m.num}"), f.get(f"{to}m{m.num}")) or any(
+            b not in f and to + b not in f for b in m.blobs
+        ):
             out.add("Z2 an acknowledged generation of the old run is neither in the root nor set aside, whole")
         elif void(i, run_terms(st.files, m.rec)):
             out.add("Z2 an acknowledged generation of the old run is void in the set-aside run")
@@ -383,7 +393,9 @@ def check(V, st):
         if used.setdefault(MAN[i].num, i) != i and not (void(i, here) or void(used[MAN[i].num], here)):
             out.add("Z5 a number was used twice")
     started = [i for i in g.acked if MAN[i].rec == now != "old"]
-    head, live = head_of([i for _, i in lst(st.files, "m")], here, f["R"][0] if V.design == "move" and "R" in f else None)
+    head, live = head_of(
+        [i for _, i in lst(st.files, "m")], here, f["R"][0] if V.design == "move" and "R" in f else None
+    )
     if started and V.design == "settle":
         if head is None or MAN[head].rec != now:
             out.add("Z3 a claimer would not go on with the new run")
@@ -396,6 +408,8 @@ def check(V, st):
 
 def initial(V):
     first = ("old", 1, 1) if V.design == "move" else "old"
-    files = {("t1", "A"), ("s1", ("S", 0, 1, "old")), ("m1", G1), ("m2", G2), ("R", first)} | {(f"b1.{i}", 1) for i in range(3)}
+    files = {("t1", "A"), ("s1", ("S", 0, 1, "old")), ("m1", G1), ("m2", G2), ("R", first)} | {
+        (f"b1.{i}", 1) for i in range(3)
+    }
     ghost = Ghost(frozenset({G1, G2}), frozenset({G1, G2}), frozenset(), frozenset(), frozenset(), frozenset())
     return State(frozenset(files), frozenset(), ghost, (), (0, 0), frozenset(), 0, -1, 0)

@@ -7,10 +7,12 @@ is the worst case that the terms must survive.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -22,22 +24,38 @@ from milepost.engine.opening import Opened, open_session
 from milepost.engine.relief import write_with_relief
 from milepost.engine.session import Order, Session
 from milepost.engine.writer import republish
+from milepost.errors import NotFoundError
 from milepost.lifecycle.recover import choose
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.verify import verify
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule
+from milepost.publish.manifest import decode_manifest
 from milepost.publish.term import Identity
 from milepost.publish.view import View, read
 from milepost.records import Manifest, Summary
 from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from milepost.store.memory import MemoryStore
+from milepost.store.posix import Posix
 from milepost.testing.faults import HANG_S, FaultStore
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 WHO = Identity("host", "boot", 1)
+
+
+class Unsynced(Posix):
+    """Leave out what only a power cut could tell from a call that was made: nobody cuts the power here."""
+
+    def perform(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if name in ("fsync", "sync_directory", "start_write_back"):
+            function = cast(Callable[P, T], _nothing)
+        return function(*args, **kwargs)
+
+
+def _nothing(*_arguments: object) -> None: ...
 
 
 class World:
@@ -47,7 +65,7 @@ class World:
         self.kind = kind
         self.path = path / "run"
         self.clocks = 0
-        self._pool = ThreadPoolExecutor(thread_name_prefix="test")
+        self._pool: ThreadPoolExecutor | None = None
 
     def clock(self) -> FakeClock:
         """Return the clock of one more process: no two ever draw the same nonce."""
@@ -56,11 +74,20 @@ class World:
 
     def plain(self) -> Store:
         """Return a store of one more process."""
-        return MemoryStore(str(self.path)) if self.kind == "memory" else LocalStore(self.path, self.clock())
+        return MemoryStore(str(self.path)) if self.kind == "memory" else LocalStore(self.path, self.clock(), posix=Unsynced())
 
     def process(self) -> FaultStore:
         """Return a store of one more process, which can be paused, killed and cut off."""
         return FaultStore(self.plain())
+
+    def copy(self, number: int) -> World:
+        """Return another root with the same names and bytes."""
+        other = World(self.kind, self.path.parent / f"copy{number}")
+        other.clocks = self.clocks
+        names = self.names()
+        for name in names:
+            other.plain().create(name, self.plain().read(name))
+        return other
 
     def open(self, store: Store | None = None, keep: Keep | None = None) -> Writer:
         """Let one more process claim the root."""
@@ -68,11 +95,13 @@ class World:
 
     def start(self, action: Callable[[], T]) -> Future[T]:
         """Let a process do something in a thread of its own."""
+        self._pool = self._pool or ThreadPoolExecutor(thread_name_prefix="test")
         return self._pool.submit(action)
 
     def close(self) -> None:
         """Wait for every thread."""
-        self._pool.shutdown()
+        if self._pool:
+            self._pool.shutdown()
 
     def view(self) -> View:
         """Judge the root as any reader does."""
@@ -110,6 +139,11 @@ class Writer:
         self.store = store
         self.clock = clock
         self.opened: Opened = open_session(store, clock, keep, {}, incarnation=clock.nonce())
+        head = self.opened.claimed.view.head
+        if head is not None:
+            # As after a resume; but `resumed_from`, which retention never takes, is for tests to set.
+            with suppress(NotFoundError):
+                self.session.base = decode_manifest(store.read(layout.manifest(head.number)), layout.manifest(head.number))
 
     @property
     def session(self) -> Session:
@@ -125,8 +159,9 @@ class Writer:
 
     def save(self, value: float, *, fixed: float = 0.0, complete: bool = True) -> Manifest:
         """Save ``value`` as the policy's weights; ``fixed`` stands for what seldom changes, and is then shared."""
-        state = {"policy": {"w": np.full(8, value)}, "replay": {"rows": np.full(512, fixed)}}
-        return write_with_relief(self.session, capture(state, Arena()), Order(int(value), "test", complete=complete))
+        state = {"policy": {"w": np.full(8, value, np.float64)}, "replay": {"rows": np.full(512, fixed, np.float64)}}
+        step = 0 if math.isnan(value) else int(value)
+        return write_with_relief(self.session, capture(state, Arena()), Order(step, "test", complete=complete))
 
     def rollback(self, to: int, keep: KeepRule | None = None) -> Manifest:
         """Publish generation ``to`` once more, as `milepost rollback` does."""

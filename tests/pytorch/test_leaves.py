@@ -222,14 +222,12 @@ def test_an_optimizer_is_compared_with_the_parameters_it_will_drive() -> None:
     assert not any(path.endswith("/step") for path in paths)
 
 
-@pytest.mark.parametrize(
-    "make", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop, torch.optim.RMSprop, torch.optim.Adagrad]
-)
+@pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Rprop", "RMSprop", "Adagrad", "NAdam", "Adamax", "ASGD", "Adadelta"])
 def test_optimizers_of_every_shape_of_state_fit_themselves(name: str) -> None:
     def built() -> tuple[nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(0)
         net = nn.Linear(3, 2)
-        return net, make(net.parameters(), lr=0.1)
+        return net, getattr(torch.optim, name)(net.parameters(), lr=0.1)
 
     def closure(net: nn.Linear, optimizer: torch.optim.Optimizer) -> Any:
         def loss() -> torch.Tensor:
@@ -298,6 +296,13 @@ def test_tied_tensors_are_one_leaf_and_tied_again() -> None:
     assert len(stored.leaves) == 2
     made: Any = inflate(*parts(stored), stored)
     assert made["a"] is made["b"]
+
+
+def test_a_conjugate_over_the_same_memory_is_another_leaf() -> None:
+    tensor = torch.complex(torch.ones(2), torch.ones(2))
+    stored = Stored([tensor, tensor.conj(), tensor.conj().imag, tensor.imag])
+    made: Any = inflate(*parts(stored), stored)
+    assert [each.tolist() for each in made] == [[1 + 1j] * 2, [1 - 1j] * 2, [-1] * 2, [1] * 2]
 
 
 def test_a_restored_parameter_keeps_its_gradient_flag_and_its_graph_is_untouched() -> None:

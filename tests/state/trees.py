@@ -79,6 +79,19 @@ def _with_nan_payloads(value: float, payload: int) -> float:
     return struct.unpack("d", struct.pack("Q", 0x7FF8 << 48 | payload))[0] if math.isnan(value) else value
 
 
+def has_keys_that_equal_nothing(tree: Any) -> bool:
+    """Return whether a dict's key is no number or no time: it equals no key, not even the one it was saved from."""
+    if isinstance(tree, dict):
+        return any(_equals_nothing(key) for key in tree) or has_keys_that_equal_nothing(list(tree.values()))
+    return type(tree) in (list, tuple, deque) and any(has_keys_that_equal_nothing(item) for item in tree)
+
+
+def _equals_nothing(key: Any) -> bool:
+    if type(key) in (tuple, frozenset):
+        return any(_equals_nothing(part) for part in key)
+    return bool(key != key)
+
+
 def _has_titles(dtype: Any) -> bool:
     """Return whether a structured dtype gives a field a second name; such a dtype is refused."""
     base = dtype.base

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from milepost.adapters import sb3 as sb3
 
 _ADAPTERS = ("sb3",)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from milepost.cli.refs import recorded_rule
 from milepost.lifecycle.retain import rank
+from milepost.lifecycle.verify import resumable
 from milepost.publish.view import View
 
 
@@ -36,10 +37,13 @@ def state_of(view: View, number: int) -> str:
 
 
 def tags_of(view: View) -> dict[int, tuple[str, ...]]:
-    """Return the tags of each generation that has one: latest, best, pinned."""
+    """Return the tags of each generation that has one: latest, resume (what a resume would take), best, pinned."""
     tags: dict[int, tuple[str, ...]] = {}
     if view.head is not None:
         tags[view.head.number] = ("latest",)
+    next_start = resumable(view, view.live)
+    if next_start is not None:
+        tags[next_start] = (*tags.get(next_start, ()), "resume")
     rule = recorded_rule(view)
     for number in rank(view.live, *rule)[:1] if rule else ():
         tags[number] = (*tags.get(number, ()), "best")

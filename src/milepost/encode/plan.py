@@ -43,13 +43,12 @@ def plan(leaves: Sequence[NewLeaf], base: Manifest | None) -> Plan:
 
 
 def _shared(leaves: Sequence[NewLeaf], base: Manifest) -> dict[int, LeafRecord]:
-    known = {(component.name, leaf.path): leaf for component in base.components for leaf in component.leaves}
-    shared: dict[int, LeafRecord] = {}
-    for index, leaf in enumerate(leaves):
-        record = known.get((leaf.component, leaf.path))
-        if record is not None and record.digest == leaf.digest and record.spec == leaf.spec:
-            shared[index] = record
-    return shared
+    # Paths are for people and may repeat: the digest is part of the key.
+    known = {
+        (component.name, leaf.path, leaf.spec, leaf.digest): leaf for component in base.components for leaf in component.leaves
+    }
+    found = ((index, known.get((leaf.component, leaf.path, leaf.spec, leaf.digest))) for index, leaf in enumerate(leaves))
+    return {index: record for index, record in found if record is not None}
 
 
 def _mostly_unused(shared: Mapping[int, LeafRecord], base: Manifest) -> frozenset[int]:

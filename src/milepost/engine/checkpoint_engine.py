@@ -26,6 +26,8 @@ from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
 from milepost.publish.view import read
 from milepost.records import Exactness, Metric, Restored, Summary
+from milepost.state.kinds import as_component
+from milepost.state.protocol import Reporting
 from milepost.store.base import Store
 from milepost.store.resolve import open_store
 
@@ -71,7 +73,8 @@ class CheckpointEngine:
         blob_bytes: int = BLOB_BYTES,
         clock: Clock | None = None,
     ) -> None:
-        check_state(state)
+        self.state = {name: as_component(value) for name, value in state.items()}
+        check_state(self.state)
         if on_save_error not in ("raise", "warn") or writer not in ("thread", "inline"):
             raise UsageError(
                 'on_save_error is "raise" or "warn", writer is "thread" or "inline"',
@@ -80,7 +83,6 @@ class CheckpointEngine:
                 on_save_error=on_save_error,
                 writer=writer,
             )
-        self.state = dict(state)
         self.keep = keep or Keep()
         self.exactness = dict(exactness or {})
         self._clock = clock or SystemClock()
@@ -171,8 +173,21 @@ class CheckpointEngine:
                 self._refusal = error
             raise
         self._ready = True
+        if restored is not None and not isinstance(self._refusal, ConflictError):
+            self._refusal = None  # what an earlier resume left half loaded has been overwritten, all of it
         self._begin_from(restored)
         return restored
+
+    def adopt(self) -> Summary | None:
+        """Go on from the newest generation with the live state as it is, loading nothing; None if there is none.
+
+        For a process that has made this state itself, since that generation or by saving it: a second ``learn()``, say.
+        """
+        resuming = self._resuming()
+        adopted = resuming.adopt()
+        self._ready = True
+        self._begin_from(adopted)
+        return adopted
 
     def _resuming(self) -> Resuming:
         """Return what a resume works with, as the root is now; what `peek` has verified is not verified again."""
@@ -184,8 +199,9 @@ class CheckpointEngine:
             self._looked = (head, Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval))
         return self._looked[1]
 
-    def _begin_from(self, restored: Restored | None) -> None:
-        self._elapsed_base_s = restored.elapsed_s if restored else 0.0
+    def _begin_from(self, restored: Restored | Summary | None) -> None:
+        elapsed_s = restored.elapsed_s if restored else 0.0
+        self._elapsed_base_s = float.fromhex(elapsed_s) if isinstance(elapsed_s, str) else elapsed_s
         self._started_ns = now_ns = self._clock.monotonic_ns()
         counters = restored.counters if restored else {}
         self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
@@ -234,11 +250,20 @@ class CheckpointEngine:
         noted = self._metrics.take()
         elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
         progress = {"episodes": now.episodes, "epochs": now.epochs} | dict(counters or {})
-        order = Order(now.step, reason, elapsed_s, progress, noted, complete, self.exactness)
+        order = Order(now.step, reason, elapsed_s, progress, noted, complete, self._exactness_now())
         self._last, self._in_flight = now, noted
         self._background.start(lambda: write_with_relief(session, staged, order))
         if self._inline:
             self._surface()
+
+    def _exactness_now(self) -> dict[str, tuple[Exactness, str]]:
+        """Return what the manifest says of each component that is not exact; what is new is told once."""
+        for name, value in self.state.items():
+            left = list(value.left_out()) if isinstance(value, Reporting) and name not in self.exactness else []
+            if left:
+                self.exactness[name] = ("not captured", "; ".join(map(str, left)))
+                log.warning("a resume will not be exact: %s: %s", name, self.exactness[name][1])
+        return dict(self.exactness)
 
     def wait(self) -> Summary | None:
         """Wait for the save in flight and return the newest generation of this run. Raises `SaveFailed` if it failed."""

@@ -19,9 +19,9 @@ from milepost.engine.relief import write_with_relief
 from milepost.engine.session import Order
 from milepost.engine.writer import republish
 from milepost.errors import CorruptError, NotFoundError, UsageError
-from milepost.lifecycle.recover import Which, choose
+from milepost.lifecycle.recover import Skipped, Which, choose
 from milepost.lifecycle.retain import Keep
-from milepost.lifecycle.verify import Report
+from milepost.lifecycle.verify import Report, no_such_generation
 from milepost.lifecycle.verify import verify as verify_store
 from milepost.publish import layout
 from milepost.publish import reset as resetting
@@ -33,7 +33,7 @@ from milepost.store.resolve import open_store
 Root: TypeAlias = str | os.PathLike[str] | Store
 
 WHOLE = "whole tree"
-"""The reason noted for a tree that was saved as one: `load` returns it as one."""
+"""What the manifest notes of component ``extra`` if it is a tree that was saved as one: `load` returns it as one."""
 
 
 def save(url: Root, tree: object, *, step: int = 0, keep: Keep | None = None, allow_pickle: bool = False) -> Summary:
@@ -53,7 +53,8 @@ def save(url: Root, tree: object, *, step: int = 0, keep: Keep | None = None, al
     with _claimed(url, keep or Keep()) as opened:
         opened.session.base = _sound_base(opened)
         staged = capture(state, Arena(), allow_pickle=allow_pickle)
-        return write_with_relief(opened.session, staged, Order(step, "manual" if by_component else WHOLE))
+        order = Order(step, "manual", exactness={} if by_component else {"extra": ("exact", WHOLE)})
+        return write_with_relief(opened.session, staged, order)
 
 
 def _sound_base(opened: Opened) -> Manifest | None:
@@ -73,22 +74,41 @@ def load(url: Root, *, parts: Iterable[str] | None = None, which: Which = "lates
     store = open_store(url, SystemClock())
     wanted = None if parts is None else tuple(parts)
     refused: Exception | None = None
+    rejected: tuple[Skipped, ...] = ()
     view = read(store)
     while True:
         try:
-            manifest = choose(store, view, which, full=wanted is None).manifest
-            if manifest is None:
-                raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
-            # Its name may not be durable yet: a power cut must not take away what a caller has been given (rule 20).
-            store.sync(layout.GENERATIONS)
-            built = build(store, manifest, wanted, trust_pickle=trust_pickle)
-            return built["extra"] if manifest.reason == WHOLE and wanted is None else built
-        except CorruptError as error:
-            # A blob that is gone may have been retired while we read: then there is a newer head, and we read that (rule 20).
+            return _loaded(store, view, which, wanted, rejected, trust_pickle=trust_pickle)
+        except (CorruptError, NotFoundError) as error:
+            # A manifest or a blob that is gone may have been retired while we read: then there is a newer head (rule 20).
             again = read(store)
-            if _head_of(again) == _head_of(view):
+            if _head_of(again) != _head_of(view):
+                view, rejected = again, ()
+            elif which == "latest" and error.kind == "damaged-leaf":
+                rejected = (*rejected, Skipped(int(str(error.facts["generation"])), "damaged", error.message))
+            else:
                 raise error from refused
-            view, refused = again, error
+            refused = error
+
+
+def _loaded(
+    store: Store,
+    view: View,
+    which: Which,
+    wanted: tuple[str, ...] | None,
+    rejected: tuple[Skipped, ...],
+    *,
+    trust_pickle: bool,
+) -> object:
+    # Parts are not checked as a whole first: only their own bytes are read, and each leaf is verified on the way.
+    manifest = choose(store, view, which, full=wanted is None, rejected=rejected).manifest
+    if manifest is None:
+        raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
+    # Its name may not be durable yet: a power cut must not take away what a caller has been given (rule 20).
+    store.sync(layout.GENERATIONS)
+    built = build(store, manifest, wanted, trust_pickle=trust_pickle)
+    extra = manifest.component("extra")
+    return built["extra"] if wanted is None and extra is not None and extra.reason == WHOLE else built
 
 
 def _head_of(view: View) -> int:
@@ -106,19 +126,30 @@ def rollback(url: Root, to: int, *, take_over: bool = False) -> Summary:
     History only grows: what is newer than ``to`` stays until retention takes it. Raises `ConflictError` while the run is
     being trained, `NotFoundError` if ``to`` is not live, `CorruptError` if it is damaged.
     """
-    with _claimed(url, Keep(), take_over=take_over) as opened:
-        session = opened.session
-        if session.chain.head is not None and session.chain.head.number == to:
-            raise UsageError(
-                "this generation is the newest already",
-                kind="already-newest",
-                hint=f"milepost ls {session.store.url}",
-                generation=to,
-            )
-        target = choose(session.store, opened.claimed.view, to).manifest
-        assert target is not None
+    store = open_store(url, SystemClock())
+    # Looked at before the claim: a slip of the finger changes nothing, and ends no other writer's claim.
+    view = read(store)
+    _check_target(store, view, to)
+    target = choose(store, view, to).manifest
+    assert target is not None
+    with _claimed(store, Keep(), take_over=take_over) as opened:
+        # And again: only what is live by the claim itself may be rolled back to (rule 18).
+        _check_target(store, opened.claimed.view, to)
         draft = dataclasses.replace(target, rollback_to=to, reason="rollback", trim_of=None)
-        return republish(session, draft, _everything)
+        return republish(opened.session, draft, _everything)
+
+
+def _check_target(store: Store, view: View, to: int) -> None:
+    if to == _head_of(view):
+        raise UsageError(
+            "this generation is the newest already",
+            kind="already-newest",
+            hint=f"milepost ls {store.url}",
+            root=store.url,
+            generation=to,
+        )
+    if to not in view.live and to not in view.listing.unreadable:
+        raise no_such_generation(store, to)
 
 
 def _everything(live: Mapping[int, Summary], _pinned: frozenset[int]) -> frozenset[int]:
@@ -130,6 +161,7 @@ def reset(url: Root, *, take_over: bool = False) -> ResetRecord:
     """Set the run aside, within its root, so that the next start is a fresh one; return where it is now."""
     clock = SystemClock()
     store = open_store(url, clock)
+    resetting.check_is_run(store)
     with store.guard(wait_s=0.0, take_over=take_over):
         return resetting.reset(store, clock, identity())
 

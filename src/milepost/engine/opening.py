@@ -9,7 +9,7 @@ from milepost.engine.events import Events
 from milepost.engine.provenance import fingerprint, identity, provenance
 from milepost.engine.relief import hold_ballast
 from milepost.engine.session import BLOB_BYTES, Session
-from milepost.errors import StoreError
+from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.generation import chain_of
 from milepost.publish.pointer import point_at
@@ -52,7 +52,7 @@ def _tidy(session: Session, claimed: Claim) -> None:
         head = claimed.view.head
         if head is not None:
             point_at(session.store, session.chain, head)
-    except StoreError as error:
+    except (StoreError, NotFoundError) as error:  # a head that is not there: a later claimer has retired it already
         session.events.write("sweep-failed", error=error.message)
     else:
         if swept.generations or swept.blobs:

@@ -43,7 +43,9 @@ def expendable(session: Session) -> int | None:
     """Return the oldest generation that may go: not the newest healthy, not a best one, not pinned, not what we stand on."""
     live = session.chain.live
     pinned = read_pins(session.store, session.run.run_id)
-    staying = {*essential(live), *session.keep.best_of(live), *session.protected, *pinned}
+    # The base, too: the save that waits for room shares blobs with it, and it may be older than the head.
+    base = {session.base.number} if session.base else set()
+    staying = {*essential(live), *session.keep.best_of(live), *session.protected, *base, *pinned}
     return min((number for number in originals(live) if number not in staying), default=None)
 
 

@@ -57,6 +57,16 @@ class Resuming:
                 return found
             rejected = (*choice.skipped, found)
 
+    def adopt(self) -> Manifest | None:
+        """Build on the newest sound generation without loading it: the live state is this process's own."""
+        choice = self.choose("latest")
+        self._note_damage(choice)
+        self.session.base = choice.manifest
+        if choice.manifest is not None:
+            self.session.resumed_from = choice.manifest.number
+            self.session.events.write("adopted", generation=choice.manifest.number, step=choice.manifest.step)
+        return choice.manifest
+
     def choose(self, which: Which, rejected: tuple[Skipped, ...] = ()) -> Choice:
         """Return the generation to load, every byte of it verified. Changes nothing."""
         keep = self.session.keep
@@ -128,6 +138,8 @@ def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[st
     ]
     inexact += [warning for warning in warnings if warning.startswith(INEXACT_KINDS)]
     inexact += [f"{component.name}: not restored" for component in manifest.components if component.name not in components]
+    # An older manifest that cannot be read was not passed over, but somebody should hear of it.
+    older = [skip for skip in choice.skipped if skip.kind == "unreadable" and skip.number < manifest.number]
     return Restored(
         manifest.number,
         manifest.step,
@@ -136,13 +148,16 @@ def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[st
         float.fromhex(manifest.elapsed_s),
         components,
         tuple(inexact),
-        tuple(warnings),
-        tuple(map(str, choice.skipped)),
+        (*warnings, *map(str, older)),
+        tuple(str(skip) for skip in choice.skipped if skip not in older),
     )
 
 
 def learning_rate(state: Mapping[str, object]) -> float | None:
     """Return the first parameter group's rate, where there is an optimizer that has one, for the log line."""
-    groups: Any = getattr(state.get("optimizer"), "param_groups", None)
+    optimizer: Any = state.get("optimizer")
+    if isinstance(optimizer, dict):
+        optimizer = next(iter(optimizer.values()), None)
+    groups: Any = getattr(optimizer, "param_groups", None)
     rate = groups[0].get("lr") if groups and isinstance(groups[0], dict) else None
     return float(rate) if isinstance(rate, int | float) else None

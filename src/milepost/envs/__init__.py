@@ -1,6 +1,6 @@
 """Capture environments with their wrappers, and bring them back in place."""
 
-from milepost.envs.capture import Envs, EnvState, capture, describe, differences, register_plain, restore
+from milepost.envs.capture import Envs, EnvState, capture, describe, differences, is_whole, register_plain, restore
 from milepost.envs.plain import LeftOut
 
-__all__ = ["EnvState", "Envs", "LeftOut", "capture", "describe", "differences", "register_plain", "restore"]
+__all__ = ["EnvState", "Envs", "LeftOut", "capture", "describe", "differences", "is_whole", "register_plain", "restore"]

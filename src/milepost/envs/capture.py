@@ -18,6 +18,7 @@ from typing import Any
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.errors import MismatchError
 from milepost.records import Difference
+from milepost.state.kinds import register_component
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -37,24 +38,8 @@ _NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
 _registered: set[str] = set()
 
 _STRUCTURE = frozenset(
-    [
-        "env",
-        "venv",
-        "envs",
-        "env_fns",
-        "class_attributes",
-        "metadata",
-        "_metadata",
-        "spec",
-        "_cached_spec",
-        "_saved_kwargs",
-        "render_mode",
-        "keys",
-        "waiting",
-        "closed",
-        "autoreset_mode",
-        "_autoreset_mode",
-    ]
+    {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
+    | {"render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}
 )
 # The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
 _NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
@@ -111,6 +96,11 @@ def differences(env: Any, tree: dict[str, Any], path: str = "") -> list[Differen
     ]
 
 
+def is_whole(tree: dict[str, Any]) -> bool:
+    """Return whether every layer of a captured tree was captured. If not, the env must be reset after a restore."""
+    return tree["way"] != "none" and all(map(is_whole, tree["inner"]))
+
+
 def describe(env: Any) -> str:
     """Return the layers of ``env`` in one line: ``DummyVecEnv<4 x Monitor<TimeLimit<CartPoleEnv>>>``."""
     inner = [describe(layer) for layer in _inner(env)]
@@ -130,7 +120,7 @@ def capture_layer(env: Any, recorder: Recorder, path: str) -> Any:
     if way == "none":
         recorder.left_out.append(LeftOut(path, _reason(env)))
         return None
-    configured = () if class_name(env) in _registered else _configured(type(env))
+    configured = () if class_name(env) in _registered else _configured(env.__class__)
     skip = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
     return recorder.attributes(env, path, skip=skip, optional=_OPTIONAL)
 
@@ -167,6 +157,21 @@ class Envs:
     def left_out(self) -> tuple[LeftOut, ...]:
         """Return what `state_dict` cannot hold; empty where the env is captured exactly."""
         return capture(self.env).left_out
+
+
+def register_gymnasium() -> None:
+    """Let Gymnasium's environments stand in an engine's state as they are."""
+    import gymnasium
+
+    register_component(gymnasium.Env, Envs)
+    register_component(gymnasium.vector.VectorEnv, Envs)
+
+
+def register_stable_baselines3() -> None:
+    """Let Stable-Baselines3's vector environments stand in an engine's state as they are."""
+    from stable_baselines3.common.vec_env import VecEnv
+
+    register_component(VecEnv, Envs)
 
 
 def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -> dict[str, Any]:

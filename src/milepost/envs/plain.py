@@ -292,8 +292,9 @@ def same(one: Any, other: Any) -> bool:
     if _is_tensor(one):
         return same(one.detach().cpu().numpy(), other.detach().cpu().numpy()) if one.shape == other.shape else False
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    return bool(one == other or (one != one and other != other))
+        return bool(one.dtype == other.dtype) and one.shape == other.shape and one.tobytes() == other.tobytes()
+    equal: bool = one == other or (one != one and other != other)
+    return equal
 
 
 def _set_generator(live: Any, state: Any, _: str) -> Any:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from milepost.errors import CorruptError
 from milepost.store.base import Buffer
 
 SCANNED = frozenset({"policy", "value", "target", "optimizer"})
 """The components that must be finite. Elsewhere (a replay buffer, statistics) an infinity may be meant."""
 
-_EXPONENT_BITS = {"bfloat16": ("uint16", 0x7F80), "float8_e5m2": ("uint8", 0x7C), "float8_e4m3fn": ("uint8", 0x7F)}
-"""For the types NumPy lacks: how to view the bits, and the exponent (or whole pattern) that means not finite."""
+_BITS = {
+    "bfloat16": ("uint16", 0x7F80, 0x7F80),
+    "float8_e5m2": ("uint8", 0x7C, 0x7C),
+    "float8_e4m3fn": ("uint8", 0x7F, 0x7F),
+    "float8_e5m2fnuz": ("uint8", 0xFF, 0x80),
+    "float8_e4m3fnuz": ("uint8", 0xFF, 0x80),
+    "float8_e8m0fnu": ("uint8", 0xFF, 0xFF),
+}
+"""For the types NumPy lacks: how to view the bits, a mask, and the masked bits that mean not finite."""
 _PIECE = 1 << 20
 
 
@@ -21,13 +29,15 @@ def is_finite(dtype: str, data: Buffer) -> bool:
     """Return whether every number in ``data``, a leaf's bytes in C order, is finite. Other dtypes are."""
     import numpy as np  # here and not above: `milepost ls` reads this package and needs no NumPy
 
-    if dtype in _EXPONENT_BITS:
-        view, mask = _EXPONENT_BITS[dtype]
+    from milepost.state.dtypes import dtype_named
+
+    if dtype in _BITS:
+        view, mask, bad = _BITS[dtype]
         bits = np.frombuffer(data, view)
-        return not any(bool(((bits[at : at + _PIECE] & mask) == mask).any()) for at in range(0, len(bits), _PIECE))
+        return not any(bool(((bits[at : at + _PIECE] & mask) == bad).any()) for at in range(0, len(bits), _PIECE))
     try:
-        kind = np.dtype(dtype)
-    except TypeError:
+        kind = dtype_named("float16" if dtype == "complex32" else dtype)
+    except CorruptError:
         return True
     if kind.kind not in "fc":
         return True

@@ -56,7 +56,8 @@ def choose(
     Raises `CorruptError` (kind ``nothing-valid``) where data exists but none of it may be loaded: that is not a fresh
     start. Raises `NotFoundError` if a number is asked for that is not live.
     """
-    if which == "never" or not (view.live or view.listing.unreadable):
+    _check(which)
+    if which == "never" or (isinstance(which, str) and not (view.live or view.listing.unreadable)):
         return Choice(None)
     skipped = [
         *rejected,
@@ -68,7 +69,7 @@ def choose(
         if number in refused:
             continue
         reason = _refuse(view, number, which)
-        found = reason or _check(store, number, blobs)
+        found = reason or _sound(store, number, blobs)
         if isinstance(found, Manifest):
             if number in view.marks:
                 cleared.append(number)
@@ -92,13 +93,18 @@ def _in_order(store: Store, view: View, which: Which, by: str | None, mode: Lite
                 "no generation carries this metric", kind="no-metric", hint=f"milepost ls {store.url}", root=store.url, metric=by
             )
         return list(ranked)
-    if isinstance(which, bool) or not isinstance(which, int):
-        raise UsageError(
-            'which is "latest", "best", "never" or a number', kind="bad-which", hint='resume(which="latest")', which=which
-        )
+    if which in view.listing.unreadable:
+        return []
     if which not in view.live:
         raise no_such_generation(store, which)
     return [which]
+
+
+def _check(which: Which) -> None:
+    if which not in ("latest", "best", "never") and (isinstance(which, bool) or not isinstance(which, int)):
+        raise UsageError(
+            'which is "latest", "best", "never" or a number', kind="bad-which", hint='resume(which="latest")', which=which
+        )
 
 
 def _refuse(view: View, number: int, which: Which) -> Skipped | None:
@@ -111,7 +117,7 @@ def _refuse(view: View, number: int, which: Which) -> Skipped | None:
     return None
 
 
-def _check(store: Store, number: int, blobs: Blobs) -> Manifest | Skipped:
+def _sound(store: Store, number: int, blobs: Blobs) -> Manifest | Skipped:
     name = layout.manifest(number)
     try:
         manifest = decode_manifest(store.read(name), name)

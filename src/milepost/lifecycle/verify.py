@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from milepost.encode.digest import Digest, unseal, xxh3
@@ -85,7 +85,7 @@ def verify(
         store.url,
         tuple(reports),
         (*others, *(problem for report in reports for problem in report.problems)),
-        _resume_from(view, sound),
+        resumable(view, sound),
         checks.read_bytes,
         view.undecided,
     )
@@ -211,7 +211,8 @@ def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationRe
     return GenerationReport(number, "damaged" if problems else "valid", step, problems)
 
 
-def _resume_from(view: View, sound: set[int]) -> int | None:
+def resumable(view: View, sound: Collection[int]) -> int | None:
+    """Return which of the live generations ``sound`` a resume would take: the newest complete and healthy one; None if none."""
     healthy = [number for number in sound if view.live[number].healthy and not _barred(view, number)]
     complete = [number for number in healthy if view.live[number].complete]
     return max(complete or healthy, default=None)
@@ -233,6 +234,8 @@ def _other_records(store: Store, count: Callable[[int], None]) -> list[Problem]:
         try:
             data = store.read(name)
         except NotFoundError:
+            if name == layout.RUN:
+                found.append(Problem(name, GONE))
             continue
         count(len(data))
         problem = _record_problem(name, data)

@@ -68,7 +68,9 @@ def chain_of(claimed: Claim) -> Chain:
         settlement.next,
         view.barrier,
         # A wanted pin makes nothing alive, but its generation is still there and its blobs count as named (rule 15).
-        dropped={number: old for number, old in view.listing.summaries.items() if number in view.pins and number not in view.live},
+        dropped={
+            number: old for number, old in view.listing.summaries.items() if number in view.pins and number not in view.live
+        },
         last_timestamp=max(stamps, default=0),
     )
 
@@ -194,7 +196,7 @@ def check_still_ours(store: Store, chain: Chain) -> None:
     own = False
     for entry in store.list(layout.TERMS):
         term = layout.fence_term(entry.name)
-        if term is not None:
+        if term is not None and not (term > highest and _is_foreign(store, chain, entry.name)):
             highest, own = max(highest, term), own or term == chain.term
     if highest > chain.term:
         raise fenced(store, chain, highest)
@@ -206,6 +208,14 @@ def check_still_ours(store: Store, chain: Chain) -> None:
             hint="stop this process; what it saved before is in the directory that reset named",
             root=store.url,
         )
+
+
+def _is_foreign(store: Store, chain: Chain, name: str) -> bool:
+    """Return whether a fence is another run's: a claimer that slept through a reset woke in this root (rule 26)."""
+    try:
+        return decode(store.read(name), Fence, name).run_id != chain.run_id
+    except (NotFoundError, CorruptError):
+        return False  # its name alone fences
 
 
 def fenced(store: Store, chain: Chain, by: int) -> ConflictError:

@@ -8,9 +8,10 @@ import msgspec
 
 from milepost.encode.digest import seal, unseal
 from milepost.errors import CorruptError, MismatchError
-from milepost.records import FORMAT_VERSION, Difference, Manifest, Summary
+from milepost.records import FORMAT_VERSION, Difference, Manifest, RunRecord, Summary
 
 T = TypeVar("T")
+S = TypeVar("S", Summary, Manifest, RunRecord)
 
 
 class _Format(msgspec.Struct):
@@ -27,10 +28,17 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     body = unseal(data, name)
     try:
         return msgspec.json.decode(body, type=kind, strict=True)
-    except msgspec.ValidationError as error:
-        raise _not_a_record(name, error) from error
     except msgspec.DecodeError as error:
-        raise _not_a_record(name, error) from error
+        # A newer format may have other members altogether: then the version is what to tell.
+        _refuse_newer(body, name)
+        raise CorruptError(
+            "a record is sealed but is not what its name promises", kind="damaged-record", name=name, cause=error
+        ) from error
+
+
+def decode_run(data: bytes, name: str) -> RunRecord:
+    """Return the record that names a run."""
+    return _versioned(data, RunRecord, name)
 
 
 def decode_summary(data: bytes, name: str) -> Summary:
@@ -44,19 +52,25 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
     for component in manifest.components:
         for leaf in component.leaves:
             # Sealed does not mean sane: a reader takes memory by these numbers before it sees a byte.
-            if not (0 <= leaf.blob < len(manifest.blobs) and 0 <= leaf.start <= leaf.stop <= manifest.blobs[leaf.blob].size_bytes):
+            if not (
+                0 <= leaf.blob < len(manifest.blobs) and 0 <= leaf.start <= leaf.stop <= manifest.blobs[leaf.blob].size_bytes
+            ):
                 raise CorruptError("a manifest places a leaf outside its blob", kind="damaged-record", name=name, leaf=leaf.path)
     return manifest
 
 
-def _versioned(data: bytes, kind: type[T], name: str) -> T:
-    body = unseal(data, name)
+def _versioned(data: bytes, kind: type[S], name: str) -> S:
+    record = decode(data, kind, name)
+    check_format(record.format_version, name)
+    return record
+
+
+def _refuse_newer(body: bytes, name: str) -> None:
     try:
         found = msgspec.json.decode(body, type=_Format).format_version
-        check_format(found, name)
-        return msgspec.json.decode(body, type=kind, strict=True)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise _not_a_record(name, error) from error
+    except msgspec.DecodeError:
+        return
+    check_format(found, name)
 
 
 def check_format(found: int, name: str) -> None:
@@ -69,7 +83,3 @@ def check_format(found: int, name: str) -> None:
             hint="pip install --upgrade milepost",
             name=name,
         )
-
-
-def _not_a_record(name: str, error: Exception) -> CorruptError:
-    return CorruptError("a record is sealed but is not what its name promises", kind="damaged-record", name=name, cause=error)

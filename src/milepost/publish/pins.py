@@ -21,6 +21,10 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
     if run is None:
         raise NotFoundError("there is no milepost run here", kind="no-such-run", hint="check the path", root=store.url)
     name = layout.pin(number)
+    view = read(store)
+    if number in view.live and number in view.pins and view.pins[number].state == "held":
+        # Asking again must not turn a promise into a wish: killed in between, it would break the first one.
+        return view.live[number]
     store.replace(name, encode(Pin(run.run_id, number, "wanted", by)))
     found = read(store).live.get(number)
     if found is None:

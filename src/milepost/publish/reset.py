@@ -6,8 +6,10 @@ the middle of deleting what it had retired: the names it deletes must never be u
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from milepost.clock import Clock, utc_text
-from milepost.errors import CorruptError, NotFoundError
+from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
 from milepost.publish.manifest import decode, encode
 from milepost.publish.term import Identity, claim
@@ -21,11 +23,10 @@ def reset(store: Store, clock: Clock, who: Identity) -> ResetRecord:
 
     The caller holds the store's guard. Raises `NotFoundError` if there is no run.
     """
+    check_is_run(store)
     interrupted = finish_interrupted(store)
     if interrupted is not None:
         return interrupted
-    if read_run(store) is None:
-        raise NotFoundError("there is no milepost run here", kind="no-such-run", hint="check the path", root=store.url)
     # The claim fences whoever trains this run: from now on it acknowledges nothing.
     claimed = claim(store, clock, who)
     record = ResetRecord(
@@ -39,6 +40,12 @@ def reset(store: Store, clock: Clock, who: Identity) -> ResetRecord:
     store.create(layout.RESET, encode(record), label=claimed.label)
     _finish(store, record)
     return record
+
+
+def check_is_run(store: Store) -> None:
+    """Raise `NotFoundError` if there is no run here, nor a reset of one to finish. Changes nothing."""
+    if read_run(store) is None and not _exists(store, layout.RESET):
+        raise NotFoundError("there is no milepost run here", kind="no-such-run", hint="check the path", root=store.url)
 
 
 def finish_interrupted(store: Store) -> ResetRecord | None:
@@ -83,13 +90,28 @@ def _move_all(store: Store, record: ResetRecord) -> None:
     _move_run_record(store, record)
     names = [name for name in layout.FILES if name != layout.RUN and _exists(store, name)]
     names += [entry.name for directory in layout.DIRECTORIES for entry in store.list(directory)]
+    if _is_new(store, record):
+        # We slept, another process finished this reset, and what we have listed may be the new run's. Asked after the
+        # listing: if the new run is not there yet, then all that is listed is older, and those names come never again.
+        return
     for name in names:
-        store.move(name, record.to + name)
+        _set_aside(store, name, record.to + name)
     for directory in layout.DIRECTORIES:
         store.sync(directory)
         store.sync(record.to + directory)
     store.sync(record.to)
     store.sync("")
+
+
+def _set_aside(store: Store, name: str, to: str) -> None:
+    try:
+        store.move(name, to)
+    except NotFoundError:
+        return  # a writer of the old run, in the middle of deleting what it had retired, was faster
+    except ConflictError:
+        # A writer of the old run that knows nothing of the reset has written a name again that was moved already: LATEST,
+        # an event, a manifest whose create it repeats. What was set aside first stays, else this reset never ends.
+        store.delete(name)
 
 
 def _move_run_record(store: Store, record: ResetRecord) -> None:
@@ -100,7 +122,9 @@ def _move_run_record(store: Store, record: ResetRecord) -> None:
     except CorruptError:
         run = None
     if run is None or run.run_id == record.run_id:
-        store.move(layout.RUN, record.to + layout.RUN)
+        # Taken: another process that finishes the same reset was faster, and the name may be the new run's by now.
+        with suppress(ConflictError):
+            store.move(layout.RUN, record.to + layout.RUN)
         store.sync("")
 
 

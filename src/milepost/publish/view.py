@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from milepost.errors import CorruptError, NotFoundError
+from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
-from milepost.publish.manifest import check_format, decode, decode_summary
+from milepost.publish.manifest import decode, decode_run, decode_summary
 from milepost.records import Fence, Pin, QuarantineMark, RunRecord, Settlement, Summary
 from milepost.store.base import Store
 
@@ -122,24 +122,47 @@ def is_void(summary: Summary, terms: Terms) -> bool:
 
 def _undecided(head: Summary | None, terms: Terms) -> bool:
     """Return whether a fence above the head's term has no settlement yet (rule 3)."""
-    return head is not None and any(term > head.term and term not in terms.settlements for term in terms.fences)
+    settled = {*terms.settlements, *terms.unreadable}
+    return head is not None and any(term > head.term and term not in settled for term in terms.fences)
 
 
 def read_run(store: Store) -> RunRecord | None:
     """Return whose root this is, or None if nothing here is milepost's.
 
-    A damaged ``milepost.json`` does not lose a run: the run id stands in every manifest and fence as well.
+    A damaged or lost ``milepost.json`` does not lose a run: the run id stands in every manifest and fence as well.
     """
+    data = _run_record(store)
+    if data is None:
+        # A reset has moved it away, and has written its own record before that.
+        return None if _there(store, layout.RESET) else _run_without_record(store)
     try:
-        data = store.read(layout.RUN)
-    except NotFoundError:
-        return None
-    try:
-        run = decode(data, RunRecord, layout.RUN)
+        return decode_run(data, layout.RUN)
     except CorruptError:
         return _run_from_other_records(store)
-    check_format(run.format_version, layout.RUN)
-    return run
+
+
+def _run_record(store: Store) -> bytes | None:
+    try:
+        return store.read(layout.RUN)
+    except NotFoundError:
+        return None
+
+
+def _there(store: Store, name: str) -> bool:
+    try:
+        store.read(name, 0, 0)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _run_without_record(store: Store) -> RunRecord | None:
+    """Return the run of a root whose ``milepost.json`` somebody removed; to take it for a fresh one would lose all of it."""
+    if not any(layout.fence_term(entry.name) for entry in store.list(layout.TERMS)):
+        return None
+    # Looked for once more: a reset may have ended between our two looks, and then the terms are the new run's.
+    data = _run_record(store)
+    return decode_run(data, layout.RUN) if data is not None else _run_from_other_records(store)
 
 
 def _run_from_other_records(store: Store) -> RunRecord:
@@ -154,7 +177,7 @@ def _run_from_other_records(store: Store) -> RunRecord:
             continue
         return RunRecord(1, fence.run_id, created_at="", first_term=1, first_number=1)
     raise CorruptError(
-        "milepost.json is damaged, and no fence says which run this is",
+        "milepost.json is damaged or gone, and no fence says which run this is",
         kind="damaged-record",
         hint="restore milepost.json from a copy, or use a fresh directory",
         root=store.url,
@@ -188,7 +211,10 @@ def read_manifests(store: Store, names: Iterable[str], run: RunRecord) -> Listin
 
 
 def read_terms(store: Store, run_id: str, listing: Listing) -> Terms:
-    """List and read ``terms/``. A settlement that cannot be read is read from a manifest of its term (rule 3a)."""
+    """List and read ``terms/``. A settlement that cannot be read is read from a manifest of its term (rule 3a).
+
+    Raises `CorruptError` (kind ``damaged-settlement``) if none repeats it and no higher term has settled since.
+    """
     fences: dict[int, Fence | None] = {}
     settlements: dict[int, Settlement] = {}
     unreadable: set[int] = set()
@@ -209,8 +235,14 @@ def read_terms(store: Store, run_id: str, listing: Listing) -> Terms:
                 foreign.add(settled)
             else:
                 settlements[settled] = settlement
-    for term in unreadable:
-        settlements[term] = _settlement_from_manifest(store, term, run_id, listing)
+    for term in sorted(unreadable, reverse=True):
+        repeated = _settlement_from_manifest(term, run_id, listing)
+        if repeated is not None:
+            settlements[term] = repeated
+        elif not any(higher > term and not other.dead for higher, other in settlements.items()):
+            raise _lost_settlement(store, term)
+        # Else a higher term settled while this one could be read: what it made void is above that term's head, or is
+        # kept by nothing that counts.
     return Terms(fences, settlements, frozenset(unreadable), frozenset(foreign))
 
 
@@ -219,13 +251,22 @@ def _read_or_none(store: Store, name: str, kind: type[T]) -> T | None:
         return decode(store.read(name), kind, name)
     except CorruptError:
         return None
+    except NotFoundError as error:
+        # Fences and settlements are never deleted: a reset has just moved this one, and what else it moved is unknown.
+        raise ConflictError(
+            "the run is being reset", kind="was-reset", hint="look again in a moment", root=store.url, name=name
+        ) from error
 
 
-def _settlement_from_manifest(store: Store, term: int, run_id: str, listing: Listing) -> Settlement:
+def _settlement_from_manifest(term: int, run_id: str, listing: Listing) -> Settlement | None:
     for summary in listing.summaries.values():
         if summary.term == term:
             return Settlement(run_id, term, summary.term_head, summary.term_next)
-    raise CorruptError(
+    return None
+
+
+def _lost_settlement(store: Store, term: int) -> CorruptError:
+    return CorruptError(
         "a settlement cannot be read, and no manifest of its term repeats it; which generations count is unknown",
         kind="damaged-settlement",
         hint=f"restore it from a copy, or see docs/FORMAT.md on writing it anew; milepost verify {store.url}",

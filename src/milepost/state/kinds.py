@@ -79,10 +79,11 @@ class _Registry:
     object_names: dict[str, ObjectKind]
     comparisons: dict[type, Comparison]
     in_place: list[type]
+    wrappers: dict[type, Callable[[Any], object]]
     global_rngs: dict[str, GlobalRng]
 
 
-_registry = _Registry({}, {}, {}, {}, {}, [], {})
+_registry = _Registry({}, {}, {}, {}, {}, [], {}, {})
 
 
 def register_leaf(type_: type, kind: LeafKind) -> None:
@@ -108,6 +109,11 @@ def register_in_place(type_: type) -> None:
     Their bytes are then read straight into the object's memory. Wrong for classes that clear before they copy.
     """
     _registry.in_place.append(type_)
+
+
+def register_component(type_: type, wrap: Callable[[Any], object]) -> None:
+    """Let objects of ``type_`` and subclasses, which have no state of their own to give, be components: as ``wrap(object)``."""
+    _registry.wrappers[type_] = wrap
 
 
 def register_global_rng(name: str, get: Callable[[], object], put: Callable[[Any], object]) -> None:
@@ -140,6 +146,13 @@ def comparison(value: object) -> Comparison | None:
     return next((_registry.comparisons[base] for base in type(value).__mro__ if base in _registry.comparisons), None)
 
 
+def as_component(value: object) -> object:
+    """Return what saves and restores ``value`` in an engine's state: ``value`` itself, unless its type was registered for that."""
+    load_edges()
+    wrap = next((_registry.wrappers[base] for base in type(value).__mro__ if base in _registry.wrappers), None)
+    return value if wrap is None else wrap(value)
+
+
 def takes_own_arrays(value: object) -> bool:
     """Return whether `register_in_place` was called for a class of ``value``."""
     return isinstance(value, tuple(_registry.in_place))
@@ -156,6 +169,8 @@ _OWN_EDGES = (
     ("numpy", "milepost.state.arrays:register"),
     ("numpy", "milepost.state.rng:register"),
     ("torch", "milepost.pytorch.leaves:register"),
+    ("gymnasium", "milepost.envs.capture:register_gymnasium"),
+    ("stable_baselines3", "milepost.envs.capture:register_stable_baselines3"),
 )
 _waiting: list[tuple[str, str]] | None = None
 

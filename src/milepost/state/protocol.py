@@ -28,6 +28,14 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Reporting(Protocol):
+    """Name what ``state_dict`` cannot hold; optional beside `Stateful`. It is told at the first save and in the manifest."""
+
+    def left_out(self) -> Iterable[object]:
+        """Return what is not captured, each with its reason when printed; empty where the state is whole."""
+
+
+@runtime_checkable
 class Comparable(Protocol):
     """Decide for itself whether a saved state fits; optional beside `Stateful`.
 

@@ -9,19 +9,8 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from milepost.errors import UsageError
 
 NOT_STATE = frozenset(
-    [
-        "model",
-        "locals",
-        "globals",
-        "parent",
-        "callback",
-        "callbacks",
-        "callback_on_new_best",
-        "eval_env",
-        "verbose",
-        "pbar",
-        "_total_max_episodes",
-    ]
+    {"model", "locals", "globals", "parent", "callback", "callbacks", "callback_on_new_best", "eval_env", "verbose"}
+    | {"pbar", "_total_max_episodes"}
 )
 """Attributes that lead elsewhere, show progress, or are computed anew by ``init_callback``."""
 

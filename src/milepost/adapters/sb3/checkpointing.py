@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -93,8 +94,8 @@ class Checkpointing(BaseCallback):
         history = self._history()
         marks = Marks(learn=len(history.ends), total=int(self.locals["total_timesteps"]), ends=list(history.ends))
         marks.episodes = 0 if self.locals.get("reset_num_timesteps", True) else history.episodes
-        marks.reported = {path: tree.last_evaluation(callback) for path, callback in tree.evaluations(root)}
-        self._subject = Subject(self.model, root, self, marks)
+        self._subject = Subject(self.model, root, self, marks, evaluations=tree.evaluations(root))
+        marks.reported = {path: tree.last_evaluation(callback) for path, callback in self._subject.evaluations}
         self._due, self._ended_at = False, None
         self._engine = self._opened(self._subject)
         self._begin(self._engine, self._engine.peek(self._which))
@@ -118,9 +119,11 @@ class Checkpointing(BaseCallback):
         saved = Saved.read(found.step, found.counters) if found is not None else None
         start = self._decide(saved)
         if start is Start.FRESH:
-            if saved is not None or self._which == "never":
-                # The call before this one left the live state behind, and this one trains on from it.
+            if self._which == "never":
                 engine.resume("never")
+            elif saved is not None:
+                # The call before this one left the live state behind, and this one trains on from it.
+                engine.adopt()
             return
         assert saved is not None
         if start in (Start.CONTINUE, Start.EXTEND):
@@ -172,8 +175,10 @@ class Checkpointing(BaseCallback):
         self._set_step(self.model.num_timesteps if saved.learn == marks.learn else step)
 
     def _on_step(self) -> bool:
-        self._now.marks.episodes += int(self.locals["dones"].sum())
-        self._report(self._running, self._now)
+        subject = self._now
+        subject.marks.episodes += int(np.count_nonzero(self.locals["dones"]))
+        if subject.evaluations:
+            self._report(self._running, subject)
         return True
 
     def _on_training_end(self) -> None:
@@ -201,7 +206,7 @@ class Checkpointing(BaseCallback):
 
     def _report(self, engine: CheckpointEngine, subject: Subject) -> None:
         """Report evaluations made since the last look; they ran after our hook of the same step."""
-        for index, (path, callback) in enumerate(tree.evaluations(subject.root)):
+        for index, (path, callback) in enumerate(subject.evaluations):
             calls = tree.last_evaluation(callback)
             if calls and calls != subject.marks.reported.get(path):
                 subject.marks.reported[path] = calls

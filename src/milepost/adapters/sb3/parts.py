@@ -1,7 +1,7 @@
 """Take a Stable-Baselines3 run apart into components, each of which can be read and written in place.
 
-What is where, and why each piece is needed, is listed in ``docs/`` under Stable-Baselines3. Buffers and parameters are
-given as references: the engine copies them while training waits.
+Buffers and parameters are given as references: the engine copies them while training waits. Whatever a model, a callback
+or a wrapper holds beyond what is named here is either plain data, and saved, or it is reported as left out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def build(subject: Subject) -> dict[str, Any]:
     ]
     if next(about.normalizers(model.env), None) is not None:
         parts.insert(2, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
-    if tree.evaluations(subject.root):
+    if subject.evaluations:
         parts.append(FreePart("evaluation", subject, _evaluation, _set_evaluation, _evaluation_differences))
     return {**learned, **{part.name: part for part in parts}, "rng": Rng()}
 
@@ -213,6 +213,25 @@ def _envs(subject: Subject, recorder: Recorder) -> Any:
 
 def _set_envs(subject: Subject, state: Any) -> None:
     envs.restore(subject.model.env, state)
+    if not envs.is_whole(state):
+        _start_episodes(subject.model)
+
+
+def _start_episodes(model: Any) -> None:
+    """Reset envs of which some layer could not be brought back.
+
+    The last observation is that of an episode which is gone. Training on from it against an env that stands elsewhere
+    learns from transitions that never were; a fresh episode is merely not the same one.
+    """
+    model._last_obs = model.env.reset()
+    model._last_episode_starts = np.ones(model.n_envs, bool)
+    if model._vec_normalize_env is not None:
+        model._last_original_obs = model._vec_normalize_env.get_original_obs()
+    buffer = getattr(model, "replay_buffer", None)
+    if buffer is not None and buffer.size():
+        # The transition before has no successor now; a buffer that finds it by position must not look for it.
+        last = (buffer.pos - 1) % buffer.buffer_size
+        (buffer.dones if buffer.optimize_memory_usage else buffer.timeouts)[last] = True
 
 
 def _env_differences(subject: Subject, saved: Any) -> list[Difference]:
@@ -227,9 +246,7 @@ def _extra(subject: Subject, recorder: Recorder) -> Any:
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
-        "modules": {
-            name: subject.settings(module, f"policy.{name}", _own_names(module)) for name, module in model.policy.named_modules()
-        },
+        "modules": {name: _changed(subject, name, module) for name, module in model.policy.named_modules()},
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
     }
@@ -304,7 +321,7 @@ def _path_differences(saved: Any, live: list[str]) -> list[Difference]:
 
 def _evaluation(subject: Subject, recorder: Recorder) -> Any:
     found = {}
-    for path, callback in tree.evaluations(subject.root):
+    for path, callback in subject.evaluations:
         env = envs.capture(callback.eval_env)
         recorder.left_out += [LeftOut(f"{path}.eval_env/{left.path}", left.reason) for left in env.left_out]
         found[path] = {"callback": _callback(subject, path, callback, recorder), "env": env.tree}
@@ -313,14 +330,14 @@ def _evaluation(subject: Subject, recorder: Recorder) -> Any:
 
 def _set_evaluation(subject: Subject, state: Any) -> None:
     refiller = Refiller()
-    for path, callback in tree.evaluations(subject.root):
+    for path, callback in subject.evaluations:
         if path in state:
             _set_callback(callback, state[path]["callback"], refiller, path)
             envs.restore(callback.eval_env, state[path]["env"])
 
 
 def _evaluation_differences(subject: Subject, saved: Any) -> list[Difference]:
-    live = dict(tree.evaluations(subject.root))
+    live = dict(subject.evaluations)
     found = _path_differences(saved, list(live))
     for path in live.keys() & saved.keys():
         found += envs.differences(live[path].eval_env, saved[path]["env"], f"{path}.eval_env")

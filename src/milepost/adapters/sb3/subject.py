@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
@@ -49,6 +49,7 @@ class Subject:
     root: BaseCallback
     ours: BaseCallback
     marks: Marks
+    evaluations: list[tuple[str, EvalCallback]]
     left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
     baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -1,0 +1,201 @@
+"""Truncated, emptied, removed, foreign and future files in a run root: found, named, and survived where anything is left. B8"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from milepost.encode.digest import seal, unseal
+from milepost.engine import oneshot
+from milepost.errors import CorruptError, MismatchError
+from milepost.publish import layout
+from milepost.publish.view import read
+from tests.damage.damaged import Trainer, copy_of, files_of, make_run
+from tests.engine.training import local, snapshot
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files") / "run"
+    make_run(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files") / "other"
+    trainer = Trainer(root)
+    for step in (11, 12, 13, 14, 15, 16):
+        trainer.save(step)
+    trainer.engine.close()
+    return root
+
+
+def take_up(root: Path) -> tuple[int, Trainer]:
+    """Resume, train on, and return from which generation."""
+    trainer = Trainer(root)
+    restored = trainer.engine.resume()
+    assert restored is not None, "data was taken for a fresh start"
+    assert trainer.is_at(restored.step)
+    trainer.save(20)
+    trainer.engine.close()
+    return restored.generation, trainer
+
+
+HINTS = {"LATEST", "progress.json", "ballast", "writer.lock", "milepost.json", "events", "pins", "quarantine", "terms"}
+
+
+def newest_without(root: Path, file: str) -> int:
+    live = read(local(root)).live
+    hit = {n for n, summary in live.items() if file == layout.manifest(n) or file in {blob.name for blob in summary.blobs}}
+    return max(live.keys() - hit)
+
+
+@pytest.mark.parametrize("size", ["half", "all but a byte", "nothing"])
+def test_a_truncated_file_is_named_and_a_resume_goes_on_from_what_is_whole(run: Path, tmp_path: Path, size: str) -> None:
+    for file in files_of(run):
+        data = (run / file).read_bytes()
+        kept = {"half": data[: len(data) // 2], "all but a byte": data[:-1], "nothing": b""}[size]
+        root = copy_of(run, tmp_path / "run")
+        (root / file).write_bytes(kept)
+        report = oneshot.verify(root)
+        # An empty lock names nobody, an empty log says nothing, and a shorter ballast is one all the same.
+        harmless = file == "ballast" or (not kept and (file == "writer.lock" or file.startswith("events/")))
+        assert {problem.name for problem in report.problems} == (set() if harmless else {file})
+        assert take_up(root)[0] == newest_without(run, file), file
+
+
+def test_a_longer_file_is_named(run: Path, tmp_path: Path) -> None:
+    for file in files_of(run):
+        root = copy_of(run, tmp_path / "run")
+        with (root / file).open("ab") as opened:
+            opened.write(b"\n" if file.startswith("events/") else b"}")
+        assert {problem.name for problem in oneshot.verify(root).problems} == {file}
+
+
+def test_a_quick_check_finds_a_blob_of_another_size_without_reading_it(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    blob = read(local(root)).live[6].blobs[0].name
+    data = (root / blob).read_bytes()
+    for changed in (data[:-1], data + b"x", b""):
+        (root / blob).write_bytes(changed)
+        assert {problem.name for problem in oneshot.verify(root, full=False).problems} == {blob}
+
+
+def test_a_file_that_is_gone_never_makes_a_fresh_start_of_a_run(run: Path, tmp_path: Path) -> None:
+    for file in files_of(run):
+        root = copy_of(run, tmp_path / "run")
+        (root / file).unlink()
+        report = oneshot.verify(root)
+        if file.startswith("blobs/") or file == "milepost.json":
+            assert {problem.name for problem in report.problems} == {file}
+            assert "gone" in str(report.problems)
+        assert take_up(root)[0] == newest_without(run, file), file
+
+
+def test_a_run_without_its_milepost_json_keeps_its_run_id(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    before = read(local(root)).run
+    (root / "milepost.json").unlink()
+    take_up(root)
+    assert {summary.run_id for summary in read(local(root)).live.values()} == {before.run_id}  # type: ignore[union-attr]
+
+
+def test_without_milepost_json_and_without_a_readable_fence_nobody_guesses_which_run_it_is(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    (root / "milepost.json").unlink()
+    for fence in (root / "terms").glob("????.json"):
+        fence.write_bytes(b"")
+    before = snapshot(local(root))
+    with pytest.raises(CorruptError) as caught:
+        Trainer(root).engine.resume()
+    assert (caught.value.kind, caught.value.facts["name"]) == ("damaged-record", "milepost.json")
+    after = snapshot(local(root))
+    assert before | {"writer.lock": b""} == after
+
+
+def test_a_manifest_of_another_run_is_left_alone_and_its_number_skipped(run: Path, other_run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    foreign = (other_run / layout.manifest(6)).read_bytes()
+    shutil.copy(other_run / layout.manifest(6), root / "generations" / "000007.json")
+    states = {generation.number: generation.state for generation in oneshot.verify(root).generations}
+    assert states == {4: "valid", 5: "valid", 6: "valid", 7: "foreign"}
+    assert take_up(root)[0] == 6
+    assert sorted(read(local(root)).live)[-1] == 8
+    assert (root / "generations" / "000007.json").read_bytes() == foreign
+
+
+def test_a_manifest_of_another_run_over_the_newest_one_makes_the_one_before_the_newest(
+    run: Path, other_run: Path, tmp_path: Path
+) -> None:
+    root = copy_of(run, tmp_path / "run")
+    shutil.copy(other_run / layout.manifest(6), root / layout.manifest(6))
+    assert take_up(root)[0] == 5
+
+
+def test_another_runs_root_copied_over_this_one_is_that_run_from_then_on(run: Path, other_run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    shutil.copytree(other_run, root, dirs_exist_ok=True)
+    generation, trainer = take_up(root)
+    assert generation == 6
+    with Trainer(root).engine as engine:
+        restored = engine.resume()
+    assert restored is not None
+    assert restored.step == 20
+    assert read(local(root)).run == read(local(other_run)).run
+    assert trainer.is_at(20)
+
+
+def test_files_that_are_not_mileposts_are_left_alone(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    theirs = ["notes.txt", "blobs/policy.pt", "blobs/000001.safetensors", "generations/README", "terms/x.json", "ckpt/model.zip"]
+    for name in theirs:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"mine")
+    take_up(root)
+    oneshot.reset(root)
+    for name in ("notes.txt", "ckpt/model.zip"):
+        assert (root / name).read_bytes() == b"mine"
+    assert len([path for path in root.rglob("*") if path.is_file() and path.read_bytes() == b"mine"]) == len(theirs)
+
+
+def with_member(sealed: bytes, **members: object) -> bytes:
+    record = msgspec.json.decode(unseal(sealed, "test"))
+    return seal(msgspec.json.encode({**record, **members}))
+
+
+@pytest.mark.parametrize("file", ["milepost.json", layout.manifest(6), layout.manifest(4)])
+@pytest.mark.parametrize("shape", ["the same members", "other members"])
+def test_a_newer_format_is_refused_whole_with_what_to_do_and_nothing_is_touched(
+    run: Path, tmp_path: Path, file: str, shape: str
+) -> None:
+    root = copy_of(run, tmp_path / "run")
+    sealed = (root / file).read_bytes()
+    if shape == "the same members":
+        newer = with_member(sealed, format_version=99)
+    else:
+        newer = with_member(seal(b"{}"), format_version=99, run={"id": "x"})
+    (root / file).write_bytes(newer)
+    (root / "writer.lock").write_bytes(b"")
+    before = snapshot(local(root))
+    trainer = Trainer(root)
+    actions = [
+        trainer.engine.resume,
+        lambda: oneshot.verify(root),
+        lambda: oneshot.load(root),
+        lambda: oneshot.save(root, {"policy": 1}),
+        lambda: oneshot.rollback(root, 4),
+        lambda: oneshot.reset(root),
+    ]
+    for action in actions:
+        with pytest.raises(MismatchError) as caught:
+            action()
+        assert caught.value.kind == "format"
+        assert "newer milepost" in caught.value.message
+        assert "upgrade" in caught.value.hint
+        assert [(d.path, d.saved, d.live) for d in caught.value.differences] == [(file, "format 99", "format 1")]
+    assert trainer.is_at(0)
+    assert snapshot(local(root)) == before
