@@ -1,6 +1,6 @@
 """Train DQN on CartPole in one file, with its own loop and its own replay buffer.
 
-    python examples/dqn_cartpole.py --root runs/dqn --steps 60000
+    python examples/dqn_cartpole.py --root runs/dqn --steps 50000
 
 Kill it at any moment and run the same line again: it goes on from its last checkpoint and ends with the same bits as a
 run that was never killed. Run it once more after the end: it trains nothing. What milepost needs is marked below.
@@ -24,12 +24,11 @@ from milepost import Keep, every
 from milepost.envs import Envs
 
 NUM_ENVS = 4
-BUFFER_SIZE = 20_000
+BUFFER_SIZE = 60_000
 BATCH_SIZE = 128
 LEARNING_STARTS = 2_000
-TRAIN_EVERY = 2
-TARGET_EVERY = 500
-LEARNING_RATE = 5e-4
+TARGET_EVERY = 1_000
+LEARNING_RATE = 2.5e-4
 GAMMA = 0.99
 EPSILON_START, EPSILON_END, EPSILON_STEPS = 1.0, 0.05, 12_000
 
@@ -95,7 +94,7 @@ def digest(*modules: nn.Module) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="DQN on CartPole that can be killed at any moment")
     parser.add_argument("--root", default="runs/dqn", help="the run root: checkpoints, and episodes.csv beside them")
-    parser.add_argument("--steps", type=int, default=60_000, help="environment steps in all, over all restarts")
+    parser.add_argument("--steps", type=int, default=50_000, help="environment steps in all, over all restarts")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
 
@@ -152,7 +151,7 @@ def main() -> None:
             store(replay, obs=obs, next_obs=final_obs, actions=actions, rewards=rewards, terminated=terminated)
             obs[:] = next_obs  # in place, since the engine holds this very array
 
-            if step >= LEARNING_STARTS and step // NUM_ENVS % TRAIN_EVERY == 0:
+            if step >= LEARNING_STARTS:
                 learn(policy, target, optimizer, replay)
             if step % TARGET_EVERY < NUM_ENVS:
                 target.load_state_dict(policy.state_dict())

@@ -1,6 +1,6 @@
 """Train Stable-Baselines3's PPO on CartPole; milepost is one line.
 
-    python examples/ppo_cartpole.py --root runs/ppo --steps 80000
+    python examples/ppo_cartpole.py --root runs/ppo --steps 100000
 
 Kill it at any moment and run the same line again: it goes on from its last checkpoint and ends with the same bits as a
 run that was never killed. Run it once more after the end: it trains nothing.
@@ -43,16 +43,15 @@ def digest(module: torch.nn.Module) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="PPO on CartPole that can be killed at any moment")
     parser.add_argument("--root", default="runs/ppo", help="the run root: checkpoints, and monitor/ with the episodes beside them")
-    parser.add_argument("--steps", type=int, default=80_000, help="environment steps in all, over all restarts")
+    parser.add_argument("--steps", type=int, default=100_000, help="environment steps in all, over all restarts")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # milepost logs in one line what it resumed
     torch.set_num_threads(1)  # bits depend on the number of threads, and small nets are fastest with one
     env = make_vec_env("CartPole-v1", n_envs=8, seed=args.seed, monitor_dir=os.path.join(args.root, "monitor"))
-    model = PPO("MlpPolicy", env, n_steps=64, batch_size=256, n_epochs=10, learning_rate=1e-3, gae_lambda=0.8, gamma=0.98,
-                seed=args.seed, device="cpu")  # fmt: skip
-    checkpointing = milepost.adapters.sb3.Checkpointing(args.root, when=every(steps=1_000), keep=Keep(last=3))
+    model = PPO("MlpPolicy", env, n_steps=128, batch_size=128, learning_rate=5e-4, gae_lambda=0.9, seed=args.seed, device="cpu")
+    checkpointing = milepost.adapters.sb3.Checkpointing(args.root, when=every(steps=2_000), keep=Keep(last=3))
     model.learn(args.steps, callback=[checkpointing, Progress()])
     env.close()
     print("final sha256", digest(model.policy), "at step", model.num_timesteps, flush=True)

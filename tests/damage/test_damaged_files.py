@@ -45,7 +45,6 @@ def take_up(root: Path) -> tuple[int, Trainer]:
     return restored.generation, trainer
 
 
-HINTS = {"LATEST", "progress.json", "ballast", "writer.lock", "milepost.json", "events", "pins", "quarantine", "terms"}
 
 
 def newest_without(root: Path, file: str) -> int:

@@ -45,7 +45,12 @@ class Staged:
 
 def in_order(state: Mapping[str, object]) -> list[str]:
     """Return the component names in the order of capture and restore: as given, generators of random numbers last."""
-    return sorted(state, key=lambda name: name.rpartition("/")[2] == LAST)
+    return sorted(state, key=is_last)
+
+
+def is_last(name: str) -> bool:
+    """Return whether a component holds generators of random numbers."""
+    return name.rpartition("/")[2] == LAST
 
 
 def capture(state: Mapping[str, object], arena: Arena, *, allow_pickle: bool = False) -> Staged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -168,13 +169,15 @@ class CheckpointEngine:
         resuming = self._resuming()
         try:
             restored = resuming.resume(which)
-        except MilepostError as error:
+        except BaseException as error:
             if resuming.touched:
-                self._refusal = error
+                self._refusal = error if isinstance(error, MilepostError) else self._half_loaded(error)
             raise
         self._ready = True
-        if restored is not None and not isinstance(self._refusal, ConflictError):
-            self._refusal = None  # what an earlier resume left half loaded has been overwritten, all of it
+        if restored is not None:
+            self._metrics.forget()
+            if not isinstance(self._refusal, ConflictError):
+                self._refusal = None  # what an earlier resume left half loaded has been overwritten, all of it
         self._begin_from(restored)
         return restored
 
@@ -209,7 +212,7 @@ class CheckpointEngine:
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; they go into the next generation. A new best makes the next safe point due."""
-        self._metrics.report(step, metrics)
+        self._metrics.report(_whole("step", step), metrics)
 
     def save_if_due(self, step: int, *, episodes: int = 0, epochs: int = 0, counters: Mapping[str, int] | None = None) -> bool:
         """Save if a trigger is due at this safe point, and return whether a save was started.
@@ -217,7 +220,7 @@ class CheckpointEngine:
         While a save is in flight nothing is due: the trigger fires at the first safe point after it.
         """
         self.claim()
-        now = Reading(step, self._clock.monotonic_ns(), episodes, epochs)
+        now = self._read(step, episodes, epochs)
         reason = self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
         if reason is None or self._background.busy:
             return False
@@ -240,16 +243,21 @@ class CheckpointEngine:
         or `close`.
         """
         self.claim()
-        self._save(Reading(step, self._clock.monotonic_ns(), episodes, epochs), reason, counters, complete=complete)
+        self._save(self._read(step, episodes, epochs), reason, counters, complete=complete)
+
+    def _read(self, step: int, episodes: int, epochs: int) -> Reading:
+        now_ns = self._clock.monotonic_ns()
+        return Reading(_whole("step", step), now_ns, _whole("episodes", episodes), _whole("epochs", epochs))
 
     def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
         session = self._claimed.session
         self._check_may_save()
         self.wait()
+        counted = {name: _whole(name, count) for name, count in (counters or {}).items()}
         staged = capture(self.state, self._arena, allow_pickle=self._pickle[0])
         noted = self._metrics.take()
         elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
-        progress = {"episodes": now.episodes, "epochs": now.epochs} | dict(counters or {})
+        progress = {"episodes": now.episodes, "epochs": now.epochs} | counted
         order = Order(now.step, reason, elapsed_s, progress, noted, complete, self._exactness_now())
         self._last, self._in_flight = now, noted
         self._background.start(lambda: write_with_relief(session, staged, order))
@@ -320,6 +328,15 @@ class CheckpointEngine:
                 root=self._store.url,
             )
 
+    def _half_loaded(self, error: BaseException) -> UsageError:
+        return UsageError(
+            "a resume was broken off, and the state is half loaded; saving it would publish a mixture",
+            kind="half-loaded",
+            hint="call engine.resume() again, or start the script anew",
+            root=self._store.url,
+            cause=repr(error),
+        )
+
     def _check_usable(self) -> None:
         if self._closed:
             raise UsageError("this engine is closed", kind="closed", hint="construct a new one", root=self._store.url)
@@ -337,3 +354,16 @@ class CheckpointEngine:
         self.claim()
         assert self._open is not None
         return self._open
+
+
+def _whole(name: str, value: int) -> int:
+    """Return a count as a plain integer; it may come as NumPy's or torch's."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            "a step or another count is a whole number",
+            kind="bad-count",
+            hint="pass the framework's own counter, say engine.save(model.num_timesteps)",
+            **{name: repr(value)},
+        ) from None

@@ -45,8 +45,12 @@ def is_essential(name: str) -> bool:
 
 def check_state(state: Mapping[str, object]) -> None:
     """Raise `UsageError` unless every component has a known name and can be brought back in place."""
-    if not state:
-        raise UsageError("there is nothing to save", kind="no-state", hint='state={"policy": net, "optimizer": optimizer, ...}')
+    if not isinstance(state, Mapping) or not state:
+        raise UsageError(
+            "state maps component names to what is to be saved",
+            kind="no-state",
+            hint='state={"policy": net, "optimizer": optimizer, ...}',
+        )
     for name, value in state.items():
         if not is_name(name):
             raise UsageError(

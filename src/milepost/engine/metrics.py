@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep, rank
 from milepost.records import Metric, Summary
 
@@ -23,12 +24,15 @@ class Metrics:
         ranked = rank(live, self._keep.by, self._keep.mode) if self._keep.by else ()
         self._best = live[ranked[0]].metrics[self._keep.by].number if ranked and self._keep.by else None
 
+    def forget(self) -> None:
+        """Drop what no generation carries yet: a resume has left the line on which it was measured."""
+        self._pending, self._new_best = {}, False
+
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; a later value of the same name takes the place of one not saved yet,
         unless that was the best so far.
         """
-        for name, value in metrics.items():
-            number = float(value)
+        for name, number in [(name, _number(name, value)) for name, value in metrics.items()]:
             if name == self._keep.by and self._keep.best:
                 if self._is_better(number):
                     self._best, self._new_best = number, True
@@ -56,3 +60,16 @@ class Metrics:
     def give_back(self, taken: Mapping[str, Metric]) -> None:
         """Take back what a failed save did not store; what was reported meanwhile is newer. The next save carries it."""
         self._pending = {**taken, **self._pending}
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            "a metric is a number",
+            kind="bad-metric",
+            hint='engine.report(step, {"eval/return": 21.5})',
+            metric=name,
+            value=repr(value),
+        ) from None

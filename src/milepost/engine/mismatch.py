@@ -50,7 +50,7 @@ class Mismatches:
                     **{kind: answer},
                 )
 
-    def judge(self, found: Sequence[Difference], *, generation: int) -> list[str]:
+    def judge(self, found: Sequence[Difference], *, root: str, generation: int) -> list[str]:
         """Return the differences that are only warned about, as text; raise `MismatchError` with all the others."""
         refused = [difference for difference in found if self._answer(difference) == "error"]
         asked = [difference for difference in found if self._answer(difference) == "ask"]
@@ -64,6 +64,7 @@ class Mismatches:
                 hint='make the script fit again, resume another generation with which=, accept a kind with on_mismatch={"'
                 + refused[0].kind
                 + '": "warn"}, or start anew with which="never"',
+                root=root,
                 generation=generation,
             )
         return [str(difference) for difference in found if difference not in asked]

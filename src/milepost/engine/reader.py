@@ -18,14 +18,14 @@ from milepost.store.base import Store
 
 
 def check_fit(
-    manifest: Manifest, state: Mapping[str, object], fingerprint: Mapping[str, str], mismatches: Mismatches
+    manifest: Manifest, state: Mapping[str, object], fingerprint: Mapping[str, str], mismatches: Mismatches, *, root: str
 ) -> list[str]:
     """Compare everything that can be compared, and return what is only warned about. Changes nothing.
 
     Raises `MismatchError` with every difference of a kind that is an error.
     """
     found = [*_component_differences(manifest, state), *_fingerprint_differences(manifest.fingerprint, fingerprint)]
-    return mismatches.judge(found, generation=manifest.number)
+    return mismatches.judge(found, root=root, generation=manifest.number)
 
 
 def load_into(store: Store, manifest: Manifest, state: Mapping[str, object], *, trust_pickle: bool = False) -> tuple[str, ...]:

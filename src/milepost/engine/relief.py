@@ -32,8 +32,13 @@ def write_with_relief(session: Session, staged: Staged, order: Order) -> Manifes
                 raise
             oldest = expendable(session)
             if oldest is None:
-                raise _no_room(session, staged, error) from error
-            trim(session, oldest)
+                raise _no_room(session, staged, error, "no more generations may be retired") from error
+            try:
+                trim(session, oldest)
+            except StoreError as second:
+                if second.kind not in FULL:
+                    raise
+                raise _no_room(session, staged, second, "there is not even room to retire older generations") from second
             continue
         hold_ballast(session)
         return manifest
@@ -90,10 +95,10 @@ def _make_ballast(session: Session) -> None:
         session.events.write("no-ballast", error=error.message)
 
 
-def _no_room(session: Session, staged: Staged, error: StoreError) -> StoreError:
+def _no_room(session: Session, staged: Staged, error: StoreError, why: str) -> StoreError:
     live = session.chain.live.values()
     return StoreError(
-        "the disk is full, and no more generations may be retired; training can go on, this save is lost",
+        f"the disk is full, and {why}; training can go on, this save is lost",
         kind=error.kind,
         retryable=True,
         hint="free some space, or remove a pin (milepost unpin), or keep fewer: Keep(last=1)",

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from milepost.engine.capture import is_last
 from milepost.engine.events import milliseconds
 from milepost.engine.mismatch import Mismatches
 from milepost.engine.reader import check_fit, load_into
 from milepost.engine.session import Session
-from milepost.errors import CorruptError
+from milepost.errors import CorruptError, StoreError
 from milepost.lifecycle.recover import Choice, Skipped, Which, choose
 from milepost.publish import quarantine
 from milepost.publish.view import View
@@ -75,15 +76,20 @@ class Resuming:
         return self.known[which]
 
     def _take(self, choice: Choice, manifest: Manifest, started_ns: int) -> Restored | Skipped:
-        warnings = check_fit(manifest, self.state, self.session.fingerprint, self.mismatches)
+        root = self.session.store.url
+        warnings = check_fit(manifest, self.state, self.session.fingerprint, self.mismatches, root=root)
         chosen_ns = self.session.clock.monotonic_ns()
         self.touched = True
         try:
             components = load_into(self.session.store, manifest, self.state, trust_pickle=self.trust_pickle)
+            if self.health_eval is not None:
+                if not self.health_eval():
+                    return Skipped(manifest.number, "unhealthy", "the warm-up evaluation refused it")
+                # It has drawn random numbers, and the run goes on with the ones that were due when it was saved.
+                generators = {name: value for name, value in self.state.items() if is_last(name)}
+                load_into(self.session.store, manifest, generators, trust_pickle=self.trust_pickle)
         except CorruptError as error:
             return Skipped(manifest.number, "damaged", error.message)
-        if self.health_eval is not None and not self.health_eval():
-            return Skipped(manifest.number, "unhealthy", "the warm-up evaluation refused it")
         self.touched = False
         # Reused leaves come from what was just loaded, whatever the head is: every load resets the base.
         self.session.base = manifest
@@ -94,7 +100,16 @@ class Resuming:
         return restored
 
     def _note_damage(self, choice: Choice) -> None:
-        """Mark what turned out to be damaged, and unmark what verifies again."""
+        """Mark what turned out to be damaged, and unmark what verifies again.
+
+        A mark is a memory that each claim checks again: a full disk that cannot take it keeps nobody from a sound generation.
+        """
+        try:
+            self._mark(choice)
+        except StoreError as error:
+            self.session.events.write("mark-failed", error=error.message)
+
+    def _mark(self, choice: Choice) -> None:
         session = self.session
         for number in choice.cleared:
             quarantine.clear(session.store, number)

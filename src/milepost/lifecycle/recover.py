@@ -56,7 +56,7 @@ def choose(
     Raises `CorruptError` (kind ``nothing-valid``) where data exists but none of it may be loaded: that is not a fresh
     start. Raises `NotFoundError` if a number is asked for that is not live.
     """
-    _check(which)
+    _check_which(which)
     if which == "never" or (isinstance(which, str) and not (view.live or view.listing.unreadable)):
         return Choice(None)
     skipped = [
@@ -93,6 +93,7 @@ def _in_order(store: Store, view: View, which: Which, by: str | None, mode: Lite
                 "no generation carries this metric", kind="no-metric", hint=f"milepost ls {store.url}", root=store.url, metric=by
             )
         return list(ranked)
+    assert isinstance(which, int)
     if which in view.listing.unreadable:
         return []
     if which not in view.live:
@@ -100,7 +101,7 @@ def _in_order(store: Store, view: View, which: Which, by: str | None, mode: Lite
     return [which]
 
 
-def _check(which: Which) -> None:
+def _check_which(which: Which) -> None:
     if which not in ("latest", "best", "never") and (isinstance(which, bool) or not isinstance(which, int)):
         raise UsageError(
             'which is "latest", "best", "never" or a number', kind="bad-which", hint='resume(which="latest")', which=which

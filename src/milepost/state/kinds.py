@@ -147,7 +147,7 @@ def comparison(value: object) -> Comparison | None:
 
 
 def as_component(value: object) -> object:
-    """Return what saves and restores ``value`` in an engine's state: ``value`` itself, unless its type was registered for that."""
+    """Return what saves and restores ``value`` as a component: itself, unless its type was registered otherwise."""
     load_edges()
     wrap = next((_registry.wrappers[base] for base in type(value).__mro__ if base in _registry.wrappers), None)
     return value if wrap is None else wrap(value)
