@@ -132,12 +132,15 @@ class Summary:
     """The base's number when it is not the parent; 0 when the state started anew; None when base and parent are one (rule 27)."""
     term_head: int
     term_next: int
-    """The settlement of its term once more, for when that file cannot be read (rule 3a)."""
+    """The settlement of its term once more, for when that file cannot be read (rule 3a); see also ``term_unsure``."""
     step: int
     commit_timestamp: int
     blobs: tuple[BlobRecord, ...]
     trim_of: int | None = None
     """Set on a trim: the number of the generation whose content it repeats."""
+    line: tuple[int, ...] = ()
+    """The numbers among ``keep`` that its state goes back to, its own included: what a fallback may go to (rule 27)."""
+    term_unsure: int = 0
     complete: bool = True
     healthy: bool = True
     nonfinite: tuple[str, ...] = ()
@@ -186,7 +189,6 @@ class Manifest(Summary):
 class Fence:
     """Claim a term: ``terms/0007.json``."""
 
-    run_id: str
     term: int
     claim_id: str
     host: str
@@ -196,38 +198,47 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Reset:
+    """Say which run a settlement set aside: everything it had published before that term (rule 26)."""
+
+    run_id: str
+    head: int
+    """Its newest generation; 0 if it had none."""
+    next: int
+    first_term: int
+    """The term it started with: older ones belong to runs that were set aside before it."""
+    term: int
+    """The term whose settlement set it aside."""
+    at: str
+
+    @property
+    def to(self) -> str:
+        """Return the directory within the root where it lies: a run root of its own."""
+        return f"reset/{self.run_id}/"
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
-    """Say from which head a term started: ``terms/0007.from.json``. A dead term settles nothing."""
+    """Say from which head a term started, and of which run: ``terms/0007.from.json``. A dead term settles nothing."""
 
     run_id: str
     term: int
     head: int
     next: int
+    unsure: int = 0
+    """Generations up to this may be half deleted: an unreadable manifest above the head may have dropped them (rule 3a)."""
+    reset: Reset | None = None
+    """The last reset up to this term. It is this very settlement's own if ``reset.term == term``."""
     dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Name the run a root holds: ``milepost.json``. ``first_term`` and ``first_number`` rise with each reset."""
+    """Mark a directory as a run root: ``milepost.json``. The run it began with; which it holds now is for its terms to say."""
 
     format_version: int
     run_id: str
     created_at: str
-    first_term: int = 1
-    first_number: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ResetRecord:
-    """Intend to set a run aside: ``reset.json``, written before the first name moves, removed after the last."""
-
-    run_id: str
-    new_run_id: str
-    to: str
-    """The directory, within the root, which the old run moves to: itself a run root."""
-    first_term: int
-    first_number: int
-    at: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Change what the next start begins from, and what stays: ``rollback``, ``reset``, ``pin``, ``unpin``. None loses anything."""
+"""Change what the next start begins from, and what stays: ``rollback``, ``reset``, ``drop``, ``pin``, ``unpin``."""
 
 from __future__ import annotations
 
@@ -42,11 +42,22 @@ def reset(root: str, take_over: bool, as_json: bool) -> None:
 
     record = oneshot.reset(root, take_over=take_over)
     if as_json:
-        fields = {"run_id": record.run_id, "new_run_id": record.new_run_id, "moved_to": record.to}
+        fields = {"run_id": record.run_id, "new_run_id": read(open_store(root)).run_id, "moved_to": record.to}
         click.echo(document.encode("reset", root, fields))
         return
     aside = plain(f"{root.rstrip('/')}/{record.to.rstrip('/')}")
     click.echo(f"run {record.run_id} is set aside; the next start is a fresh one\nmilepost ls {aside} shows what it was")
+
+
+@verb
+@click.argument("number", type=int)
+@_take_over
+def drop(root: str, number: int, take_over: bool, as_json: bool) -> None:
+    """Give up a generation whose manifest cannot be read, so that what it held back can be deleted again."""
+    from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
+
+    oneshot.drop(root, number, take_over=take_over)
+    _say_pin("drop", root, number, f"{name_of(number)} is given up; the next start deletes what it alone had named", as_json)
 
 
 @verb

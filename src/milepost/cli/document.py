@@ -29,7 +29,7 @@ def encode(message_type: str, root: str, fields: Document) -> str:
 def of_run(view: View) -> Document:
     """Return what holds for the whole run."""
     return {
-        "run_id": view.run.run_id if view.run else None,
+        "run_id": view.run_id,
         "head": view.head.number if view.head else None,
         "undecided": view.undecided,
         "highest_term": view.terms.highest,

@@ -78,7 +78,7 @@ def _metrics(summary: Summary) -> str:
 
 def _remarks(view: View, root: str, shown: int, of: int) -> Iterator[str]:
     """Yield what the table alone would leave a reader to guess."""
-    hidden = len({*view.listing.summaries, *view.listing.foreign} - view.live.keys() - view.listing.unreadable.keys())
+    hidden = len({*view.listing.summaries} - view.live.keys() - view.listing.unreadable.keys())
     if shown < of:
         yield f"{shown} of {of} generations (newest first)"
     elif hidden and shown <= len(view.live) + len(view.listing.unreadable):

@@ -10,7 +10,7 @@ import click
 
 import milepost
 from milepost.cli import failure
-from milepost.cli.change import pin, reset, rollback, unpin
+from milepost.cli.change import drop, pin, reset, rollback, unpin
 from milepost.cli.check import verify
 from milepost.cli.look import ls, show
 
@@ -39,5 +39,5 @@ def main() -> None:
     """
 
 
-for command in (ls, show, verify, rollback, reset, pin, unpin):
+for command in (ls, show, verify, rollback, reset, drop, pin, unpin):
     main.add_command(command)

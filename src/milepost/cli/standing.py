@@ -13,7 +13,7 @@ def states_of(view: View, *, everything: bool) -> dict[int, str]:
     listing = view.listing
     numbers = {*view.live, *listing.unreadable}
     if everything:
-        numbers |= {*listing.summaries, *listing.foreign}
+        numbers |= {*listing.summaries}
     return {number: state_of(view, number) for number in sorted(numbers, reverse=True)}
 
 
@@ -21,7 +21,7 @@ def state_of(view: View, number: int) -> str:
     """Return what a generation counts for. What needs attention stands in capitals."""
     if number in view.listing.unreadable:
         return "UNREADABLE"
-    if number in view.listing.foreign:
+    if number in view.foreign:
         return "foreign"
     if number in view.void:
         return "void"

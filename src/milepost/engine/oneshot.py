@@ -14,9 +14,9 @@ from milepost.engine.capture import capture
 from milepost.engine.components import is_name
 from milepost.engine.opening import Opened, open_session
 from milepost.engine.provenance import identity
-from milepost.engine.reader import build
+from milepost.engine.reader import build, restage
 from milepost.engine.relief import write_with_relief
-from milepost.engine.session import Order
+from milepost.engine.session import Order, Session
 from milepost.engine.writer import republish
 from milepost.errors import CorruptError, NotFoundError, UsageError
 from milepost.lifecycle.recover import Skipped, Which, choose
@@ -25,8 +25,9 @@ from milepost.lifecycle.verify import Report, no_such_generation
 from milepost.lifecycle.verify import verify as verify_store
 from milepost.publish import layout
 from milepost.publish import reset as resetting
+from milepost.publish.retire import drop_unreadable
 from milepost.publish.view import View, read
-from milepost.records import Manifest, ResetRecord, Summary
+from milepost.records import Manifest, Reset, Summary
 from milepost.store.base import Store
 from milepost.store.resolve import open_store
 
@@ -51,7 +52,7 @@ def save(url: Root, tree: object, *, step: int = 0, keep: Keep | None = None, al
     by_component = isinstance(tree, Mapping) and bool(tree) and all(is_name(key) for key in tree)
     state: Mapping[str, object] = tree if by_component else {"extra": tree}  # type: ignore[assignment]
     with _claimed(url, keep or Keep()) as opened:
-        opened.session.base = _sound_base(opened)
+        opened.session.build_on(_sound_base(opened))
         staged = capture(state, Arena(), allow_pickle=allow_pickle)
         order = Order(step, "manual", exactness={} if by_component else {"extra": ("exact", WHOLE)})
         return write_with_relief(opened.session, staged, order)
@@ -135,8 +136,22 @@ def rollback(url: Root, to: int, *, take_over: bool = False) -> Summary:
     with _claimed(store, Keep(), take_over=take_over) as opened:
         # And again: only what is live by the claim itself may be rolled back to (rule 18).
         _check_target(store, opened.claimed.view, to)
-        draft = dataclasses.replace(target, rollback_to=to, reason="rollback", trim_of=None)
-        return republish(opened.session, draft, _everything)
+        return _publish_again(opened.session, target)
+
+
+def _publish_again(session: Session, target: Manifest) -> Summary:
+    session.build_on(target)
+    if session.base is None:
+        # Its blobs may be deleted under a new name for them (rule 3a): what verified is copied to blobs of its own.
+        session.keep = Keep(last=max(session.chain.live) + 1)
+        return write_with_relief(session, restage(session.store, target, Arena()), _order_of(target))
+    return republish(session, dataclasses.replace(target, reason="rollback", trim_of=None), _everything)
+
+
+def _order_of(target: Manifest) -> Order:
+    exactness = {component.name: (component.exactness, component.reason) for component in target.components}
+    elapsed_s = float.fromhex(target.elapsed_s)
+    return Order(target.step, "rollback", elapsed_s, dict(target.counters), dict(target.metrics), target.complete, exactness)
 
 
 def _check_target(store: Store, view: View, to: int) -> None:
@@ -148,7 +163,7 @@ def _check_target(store: Store, view: View, to: int) -> None:
             root=store.url,
             generation=to,
         )
-    if to not in view.live and to not in view.listing.unreadable:
+    if to not in view.live and to not in view.unreadable:
         raise no_such_generation(store, to)
 
 
@@ -157,13 +172,23 @@ def _everything(live: Mapping[int, Summary], _pinned: frozenset[int]) -> frozens
     return frozenset(live)
 
 
-def reset(url: Root, *, take_over: bool = False) -> ResetRecord:
+def reset(url: Root, *, take_over: bool = False) -> Reset:
     """Set the run aside, within its root, so that the next start is a fresh one; return where it is now."""
     clock = SystemClock()
     store = open_store(url, clock)
-    resetting.check_is_run(store)
+    read(store)  # a root that holds no run is refused before anything is made there
     with store.guard(wait_s=0.0, take_over=take_over):
         return resetting.reset(store, clock, identity())
+
+
+def drop(url: Root, number: int, *, take_over: bool = False) -> None:
+    """Give up a generation whose manifest cannot be read: until then nothing as old as it is ever deleted.
+
+    Raises `UsageError` if it can be read, `ConflictError` while the run is being trained.
+    """
+    read(open_store(url, SystemClock()))
+    with _claimed(url, Keep(), take_over=take_over) as opened:
+        drop_unreadable(opened.session.store, opened.claimed, number)
 
 
 @contextmanager

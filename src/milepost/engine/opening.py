@@ -13,7 +13,7 @@ from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.generation import chain_of
 from milepost.publish.pointer import point_at
-from milepost.publish.reset import finish_interrupted
+from milepost.publish.reset import set_aside
 from milepost.publish.retire import sweep
 from milepost.publish.term import Claim, claim
 from milepost.store.base import Store
@@ -32,12 +32,19 @@ def open_session(
 ) -> Opened:
     """Claim the root and make it tidy. The caller holds the store's guard. Raises `ConflictError` if it is fenced at once."""
     who = identity()
-    finish_interrupted(store)
     claimed = claim(store, clock, who)
     made_by = provenance(who, incarnation)
-    events = Events(store, clock, run_id=claimed.run.run_id, term=claimed.term, attempt=made_by.attempt)
+    events = Events(store, clock, run_id=claimed.run_id, term=claimed.term, attempt=made_by.attempt)
     session = Session(
-        store, clock, claimed.run, chain_of(claimed), events, keep, made_by, fingerprint(extra_fingerprint), blob_bytes=blob_bytes
+        store,
+        clock,
+        claimed.run_id,
+        chain_of(claimed),
+        events,
+        keep,
+        made_by,
+        fingerprint(extra_fingerprint),
+        blob_bytes=blob_bytes,
     )
     head = claimed.view.head
     events.write("claimed", head=head.number if head else 0, next=claimed.settlement.next, pid=who.pid, host=who.host)
@@ -46,8 +53,13 @@ def open_session(
 
 
 def _tidy(session: Session, claimed: Claim) -> None:
-    """Delete leftovers and point at the head (rule 8). A disk that fails at this does not keep anyone from training."""
+    """Finish an interrupted reset, delete leftovers and point at the head (rules 8, 26b).
+
+    A disk that fails at this does not keep anyone from training.
+    """
     try:
+        if set_aside(session.store, claimed):
+            session.events.write("set-aside", runs=[each.run_id for each in claimed.resets])
         swept = sweep(session.store, claimed)
         head = claimed.view.head
         if head is not None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from milepost.encode.digest import xxh3
-from milepost.engine.capture import in_order
+from milepost.engine.arena import ALIGNMENT, Arena
+from milepost.engine.capture import Staged, StagedComponent, StagedLeaf, in_order
 from milepost.engine.components import is_essential
 from milepost.engine.mismatch import Mismatches
 from milepost.errors import CorruptError, NotFoundError
@@ -60,6 +61,20 @@ def build(store: Store, manifest: Manifest, parts: Iterable[str] | None, *, trus
             )
         built[name] = inflate(record.tree, record.leaves, Source(store, manifest, record), trust_pickle=trust_pickle)
     return built
+
+
+def restage(store: Store, manifest: Manifest, arena: Arena) -> Staged:
+    """Read a generation's leaves into ``arena``, each verified, to be written again as they are."""
+    arena.reserve(sum(leaf.size_bytes + ALIGNMENT for component in manifest.components for leaf in component.leaves))
+    components: list[StagedComponent] = []
+    for component in manifest.components:
+        source, leaves = Source(store, manifest, component), []
+        for index, leaf in enumerate(component.leaves):
+            data = arena.take(leaf.size_bytes)
+            source.read_into(index, data)
+            leaves.append(StagedLeaf(leaf.path, leaf.spec, data))
+        components.append(StagedComponent(component.name, component.tree, tuple(leaves)))
+    return Staged(tuple(components))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.retain import essential, originals
 from milepost.publish import layout
 from milepost.publish.generation import check_still_ours
-from milepost.publish.manifest import decode_manifest
 from milepost.publish.view import read_pins
 from milepost.records import Manifest, Summary
 
@@ -45,36 +44,36 @@ def write_with_relief(session: Session, staged: Staged, order: Order) -> Manifes
 
 
 def expendable(session: Session) -> int | None:
-    """Return the oldest generation that may go: not the newest healthy, not a best one, not pinned, not what we stand on."""
-    live = session.chain.live
-    pinned = read_pins(session.store, session.run.run_id)
-    # The base, too: the save that waits for room shares blobs with it, and it may be older than the head.
-    base = {session.base.number} if session.base else set()
-    staying = {*essential(live), *session.keep.best_of(live), *session.protected, *base, *pinned}
-    return min((number for number in originals(live) if number not in staying), default=None)
+    """Return the oldest generation that may go: not the newest healthy, not a best one, not pinned, not what we stand on.
+
+    None as well while the base is not the head: the first generation after a change of base keeps what the old head kept
+    (rule 27), and a trim repeats the base.
+    """
+    chain = session.chain
+    if session.base is None or chain.head is None or session.base.number != chain.head.number:
+        return None
+    pinned = read_pins(session.store, session.run_id)
+    staying = {*essential(chain.live), *session.keep.best_of(chain.live), *session.protected, *pinned}
+    return min((number for number in originals(chain.live) if number not in staying), default=None)
 
 
 def trim(session: Session, going: int) -> None:
-    """Publish the head once more, with a ``keep`` that leaves ``going`` out, and then delete that one.
+    """Publish the base, which is the head, once more with a ``keep`` that leaves ``going`` out, and then delete that one.
 
     Deleting first would be to retire what no manifest has dropped: a claimer that rolls back to it meanwhile would find
     its blobs gone. The ballast makes room for the manifest.
     """
     session.store.delete(layout.BALLAST)
-    head = session.chain.head
-    if head is None:
-        return
-    name = layout.manifest(head.number)
-    whole = decode_manifest(session.store.read(name), name)
-    draft = dataclasses.replace(whole, trim_of=head.number, reason="trim")
+    head = session.base
+    assert head is not None
+    draft = dataclasses.replace(head, trim_of=head.number, reason="trim")
 
     def shorter(live: Mapping[int, Summary], wanted: frozenset[int]) -> frozenset[int]:
         return frozenset(live) - {going, head.number} | (wanted & live.keys())
 
-    on_base, on_resumed = session.base is not None and session.base.number == head.number, session.resumed_from == head.number
-    manifest = republish(session, draft, shorter)
-    session.base = manifest if on_base else session.base
-    session.resumed_from = manifest.number if on_resumed else session.resumed_from
+    session.base = republish(session, draft, shorter)
+    if session.resumed_from == head.number:
+        session.resumed_from = session.base.number
 
 
 def hold_ballast(session: Session) -> None:

@@ -50,7 +50,7 @@ class Resuming:
             choice = self.choose(which, rejected)
             self._note_damage(choice)
             if choice.manifest is None:
-                self.session.base = None
+                self.session.build_on(None)
                 self.session.events.write("started-anew", which=str(which))
                 return None
             found = self._take(choice, choice.manifest, started)
@@ -62,9 +62,8 @@ class Resuming:
         """Build on the newest sound generation without loading it: the live state is this process's own."""
         choice = self.choose("latest")
         self._note_damage(choice)
-        self.session.base = choice.manifest
+        self.session.build_on(choice.manifest)
         if choice.manifest is not None:
-            self.session.resumed_from = choice.manifest.number
             self.session.events.write("adopted", generation=choice.manifest.number, step=choice.manifest.step)
         return choice.manifest
 
@@ -92,8 +91,7 @@ class Resuming:
             return Skipped(manifest.number, "damaged", error.message)
         self.touched = False
         # Reused leaves come from what was just loaded, whatever the head is: every load resets the base.
-        self.session.base = manifest
-        self.session.resumed_from = manifest.number
+        self.session.build_on(manifest)
         restored = _restored(manifest, components, warnings, choice)
         loaded_ns = self.session.clock.monotonic_ns()
         self._tell(restored, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
@@ -115,7 +113,7 @@ class Resuming:
             quarantine.clear(session.store, number)
         for skip in choice.skipped:
             if skip.kind == "damaged" and skip.number not in self.view.marks:
-                run_id, term = session.run.run_id, session.chain.term
+                run_id, term = session.run_id, session.chain.term
                 quarantine.mark(
                     session.store, session.clock, run_id=run_id, term=term, number=skip.number, kind="damaged", reason=skip.reason
                 )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from milepost.clock import Clock
 from milepost.engine.events import Events
 from milepost.lifecycle.retain import Keep
-from milepost.publish.generation import Chain
-from milepost.records import Exactness, Manifest, Metric, Provenance, RunRecord, Summary
+from milepost.publish.generation import Chain, build_on
+from milepost.records import Exactness, Manifest, Metric, Provenance, Summary
 from milepost.store.base import Store
 
 BLOB_BYTES = 4 << 30
@@ -24,20 +24,28 @@ class Session:
 
     store: Store
     clock: Clock
-    run: RunRecord
+    run_id: str
     chain: Chain
     events: Events
     keep: Keep
     provenance: Provenance
     fingerprint: dict[str, str]
     base: Manifest | None = None
-    """What reused leaves may come from: the generation last committed or loaded by this process, and nothing else."""
+    """What unchanged leaves may be shared with: the generation last committed or loaded by this process, and nothing else."""
     resumed_from: int | None = None
     blob_bytes: int = BLOB_BYTES
 
     def kept(self, live: Mapping[int, Summary], wanted: frozenset[int]) -> frozenset[int]:
         """Choose what a new manifest keeps."""
         return self.keep.select(live, wanted | self.protected)
+
+    def build_on(self, loaded: Manifest | None) -> None:
+        """Note what was loaded: the next save goes back to it. None: the state starts anew."""
+        number = loaded.number if loaded else 0
+        build_on(self.chain, number)
+        self.resumed_from = number or self.resumed_from
+        # A generation that may be half deleted can be loaded, every byte of it verified, but its blobs may vanish later.
+        self.base = loaded if number > self.chain.unsure else None
 
     @property
     def protected(self) -> frozenset[int]:

@@ -104,7 +104,7 @@ def _write_one(
 ) -> tuple[BlobRecord, tuple[tuple[int, int], ...]]:
     """Write one blob. A file whose fsync failed is condemned: the bytes are written anew under another name, once."""
     items = [Item(leaf.path, leaf.spec.dtype, leaf.spec.shape, leaf.size_bytes) for leaf in leaves]
-    placed = blob_layout(items, {"milepost_run": session.run.run_id, "milepost_generation": str(session.chain.next)})
+    placed = blob_layout(items, {"milepost_run": session.run_id, "milepost_generation": str(session.chain.next)})
     for last_try in (False, True):
         name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part)
         tried.append(name)
@@ -146,16 +146,15 @@ def _describe(session: Session, staged: Staged, leaves: Sequence[NewLeaf], writt
             index += 1
         exactness, reason = order.exactness.get(component.name, ("exact", ""))
         components.append(ComponentRecord(component.name, component.tree, tuple(records), exactness, reason))
-    base, head = session.base, session.chain.head
     return Manifest(
         format_version=FORMAT_VERSION,
-        run_id=session.run.run_id,
+        run_id=session.run_id,
         number=0,
         term=session.chain.term,
         write_id=session.clock.nonce(),
         parent=0,
         keep=(),
-        rollback_to=None if (base.number if base else 0) == (head.number if head else 0) else (base.number if base else 0),
+        rollback_to=None,
         term_head=session.chain.term_head,
         term_next=session.chain.term_next,
         step=order.step,

@@ -57,11 +57,11 @@ def choose(
     start. Raises `NotFoundError` if a number is asked for that is not live.
     """
     _check_which(which)
-    if which == "never" or (isinstance(which, str) and not (view.live or view.listing.unreadable)):
+    if which == "never" or (isinstance(which, str) and not (view.live or view.unreadable)):
         return Choice(None)
     skipped = [
         *rejected,
-        *(Skipped(number, "unreadable", why) for number, why in sorted(view.listing.unreadable.items(), reverse=True)),
+        *(Skipped(number, "unreadable", why) for number, why in sorted(view.unreadable.items(), reverse=True)),
     ]
     blobs, cleared = Blobs(store, full=full), []
     refused = {skip.number for skip in rejected}
@@ -75,11 +75,12 @@ def choose(
                 cleared.append(number)
             return Choice(found, tuple(skipped), tuple(cleared), blobs.read_bytes)
         skipped.append(found)
-    raise _nothing_valid(store, which, skipped)
+    raise _nothing_valid(store, view, which, skipped)
 
 
 def _in_order(store: Store, view: View, which: Which, by: str | None, mode: Literal["max", "min"]) -> list[int]:
-    newest_first = sorted(view.live, reverse=True)
+    # Only what the head's state goes back to: a live generation beside that line is what a rollback left behind (rule 27).
+    newest_first = sorted(view.line, reverse=True)
     # A generation that was saved in a hurry, without replay, comes after every complete one, unless it is asked for by number.
     usual = sorted(newest_first, key=lambda number: not view.live[number].complete)
     if which == "latest":
@@ -87,14 +88,14 @@ def _in_order(store: Store, view: View, which: Which, by: str | None, mode: Lite
     if which == "best":
         if by is None:
             raise UsageError('which="best" needs to know the metric', kind="no-metric", hint='Keep(best=1, by="eval/return")')
-        ranked = rank(view.live, by, mode)
+        ranked = rank(view.line, by, mode)
         if not ranked:
             raise NotFoundError(
                 "no generation carries this metric", kind="no-metric", hint=f"milepost ls {store.url}", root=store.url, metric=by
             )
         return list(ranked)
     assert isinstance(which, int)
-    if which in view.listing.unreadable:
+    if which in view.unreadable:
         return []
     if which not in view.live:
         raise no_such_generation(store, which)
@@ -128,7 +129,8 @@ def _sound(store: Store, number: int, blobs: Blobs) -> Manifest | Skipped:
     return Skipped(number, "damaged", "; ".join(map(str, problems))) if problems else manifest
 
 
-def _nothing_valid(store: Store, which: Which, skipped: list[Skipped]) -> CorruptError:
+def _nothing_valid(store: Store, view: View, which: Which, skipped: list[Skipped]) -> CorruptError:
+    others = ", ".join(str(number) for number in sorted(view.live.keys() - view.line.keys(), reverse=True))
     return CorruptError(
         "there are generations, but none that may be loaded; this is not taken for a fresh start\n  "
         + "\n  ".join(map(str, skipped)),
@@ -136,4 +138,5 @@ def _nothing_valid(store: Store, which: Which, skipped: list[Skipped]) -> Corrup
         hint=f'milepost verify {store.url} names the damage; resume(which="never") or milepost reset {store.url} starts anew',
         root=store.url,
         which=which,
+        left_behind_but_there=others or None,
     )

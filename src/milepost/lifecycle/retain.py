@@ -70,17 +70,21 @@ def originals(live: Mapping[int, Summary]) -> dict[int, Summary]:
 
 
 def essential(live: Mapping[int, Summary]) -> frozenset[int]:
-    """Return what no retention may take: the newest, the newest healthy and complete ones, what a fresh start set aside."""
+    """Return what no retention may take: the newest, the newest healthy and complete ones, what a change of base left behind."""
     counted = originals(live)
     healthy = [number for number, summary in counted.items() if summary.healthy]
     complete = [number for number in healthy if counted[number].complete]
     ends = {max(numbers) for numbers in (list(counted), healthy, complete) if numbers}
-    return frozenset(ends | _set_aside(counted))
+    return frozenset(ends | _left_behind(counted))
 
 
-def _set_aside(counted: Mapping[int, Summary]) -> set[int]:
-    """Return what stood before a start with ``which="never"``, until two generations exist after it (rule 27)."""
-    fresh = max((number for number, summary in counted.items() if summary.rollback_to == 0), default=None)
-    if fresh is None or sum(number >= fresh for number in counted) >= 2:
+def _left_behind(counted: Mapping[int, Summary]) -> set[int]:
+    """Return what stood before the base last changed, until two generations exist after that (rule 27).
+
+    A resume of an older generation, a rollback, a fresh start: should the first generation after it be damaged, or the
+    decision have been a mistake, all that there was is still there.
+    """
+    turn = max((number for number, summary in counted.items() if summary.rollback_to is not None), default=None)
+    if turn is None or sum(number >= turn for number in counted) >= 2:
         return set()
-    return {number for number in counted if number < fresh}
+    return {number for number in counted if number < turn}

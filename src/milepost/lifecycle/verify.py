@@ -40,7 +40,8 @@ class GenerationReport:
 
     number: int
     state: str
-    """``valid``, ``damaged``, ``unreadable``, ``void``, ``retired`` (its deletion is due) or ``foreign``."""
+    """``valid``, ``damaged``, ``unreadable``, ``void``, ``retired`` (its deletion is due), ``foreign`` or ``half deleted``: a
+    manifest that cannot be read may have dropped it (rule 3a), and that is no new damage."""
     step: int | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -186,14 +187,14 @@ class Blobs:
 
 def _known(view: View) -> list[int]:
     listing = view.listing
-    return sorted({*listing.summaries, *listing.unreadable, *listing.foreign})
+    return sorted({*listing.summaries, *listing.unreadable})
 
 
 def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationReport:
     name = layout.manifest(number)
     if number in view.listing.unreadable:
         return GenerationReport(number, "unreadable", None, (Problem(name, view.listing.unreadable[number], number),))
-    if number in view.listing.foreign:
+    if number in view.foreign:
         return GenerationReport(number, "foreign")
     step = view.listing.summaries[number].step
     if number not in view.live:
@@ -205,15 +206,18 @@ def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationRe
     except CorruptError as error:
         return GenerationReport(number, "unreadable", step, (Problem(name, error.message, number),))
     problems = check_generation(manifest, blobs)
-    if any(problem.problem == GONE for problem in problems) and number not in read(store).live:
-        # A blob vanished while we looked: a newer head has retired the generation meanwhile, that is no damage (rule 20).
-        return GenerationReport(number, "retired", step)
+    if any(problem.problem == GONE for problem in problems):
+        if number not in read(store).live:
+            # A blob vanished while we looked: a newer head has retired the generation meanwhile, that is no damage (rule 20).
+            return GenerationReport(number, "retired", step)
+        if number <= view.unsure:
+            return GenerationReport(number, "half deleted", step)
     return GenerationReport(number, "damaged" if problems else "valid", step, problems)
 
 
 def resumable(view: View, sound: Collection[int]) -> int | None:
     """Return which of the live generations ``sound`` a resume would take: the newest complete and healthy one; None if none."""
-    healthy = [number for number in sound if view.live[number].healthy and not _barred(view, number)]
+    healthy = [number for number in sound if number in view.line and view.live[number].healthy and not _barred(view, number)]
     complete = [number for number in healthy if view.live[number].complete]
     return max(complete or healthy, default=None)
 
@@ -227,7 +231,7 @@ def _other_records(store: Store, count: Callable[[int], None]) -> list[Problem]:
     """Check every sealed record that is not a manifest, and the ballast."""
     found: list[Problem] = []
     names = [entry.name for directory in layout.DIRECTORIES for entry in store.list(directory)]
-    singles = [layout.RUN, layout.LATEST, layout.PROGRESS, layout.RESET, layout.LEASE, layout.LOCK, layout.BALLAST]
+    singles = [layout.RUN, layout.LATEST, layout.PROGRESS, layout.LEASE, layout.LOCK, layout.BALLAST]
     for name in (*singles, *names):
         if name.startswith((layout.BLOBS, layout.GENERATIONS)):
             continue

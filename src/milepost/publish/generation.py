@@ -14,7 +14,7 @@ from milepost.errors import ConflictError, CorruptError, MismatchError, NotFound
 from milepost.publish import layout
 from milepost.publish.manifest import decode, decode_manifest, decode_summary, encode
 from milepost.publish.term import Claim
-from milepost.publish.view import read_pins, read_run
+from milepost.publish.view import read_pins
 from milepost.records import Fence, Manifest, Summary
 from milepost.store.base import Store
 
@@ -37,6 +37,8 @@ class Chain:
     head: Summary | None
     live: dict[int, Summary]
     next: int
+    unsure: int = 0
+    """Generations up to this number may be half deleted: nothing new may name their blobs (rule 3a)."""
     barrier: int = 0
     """Nothing with a number at or below this may be deleted: an unreadable manifest may name it (rule 3a)."""
     dropped: dict[int, Summary] = field(default_factory=dict)
@@ -46,6 +48,10 @@ class Chain:
     attempted: set[str] = field(default_factory=set)
     """Blobs which a manifest with an unknown outcome named: not deleted until some manifest holds that number (rule 12)."""
     last_timestamp: int = 0
+    base: int = 0
+    """The number of the generation that the live state goes back to: committed or loaded last; 0 if it started anew."""
+    loaded_since_attempt: bool = False
+    """Something was loaded after the last attempt with an unknown outcome: should that turn out published, it is no base."""
 
     @property
     def label(self) -> str:
@@ -58,7 +64,7 @@ def chain_of(claimed: Claim) -> Chain:
     view, settlement = claimed.view, claimed.settlement
     stamps = [summary.commit_timestamp for summary in view.listing.summaries.values()]
     return Chain(
-        claimed.run.run_id,
+        claimed.run_id,
         claimed.term,
         claimed.claim_id,
         settlement.head,
@@ -66,6 +72,7 @@ def chain_of(claimed: Claim) -> Chain:
         view.head,
         dict(view.live),
         settlement.next,
+        settlement.unsure,
         view.barrier,
         # A wanted pin makes nothing alive, but its generation is still there and its blobs count as named (rule 15).
         dropped={
@@ -78,8 +85,8 @@ def chain_of(claimed: Claim) -> Chain:
 def publish(store: Store, chain: Chain, draft: Manifest, keep: KeepRule, now_ns: int) -> Manifest:
     """Create the manifest of a new generation on top of the chain, and return it once it is certain that it counts.
 
-    ``draft`` holds the content, and ``rollback_to`` if its base is not the head (rule 27); number, parent, keep and
-    timestamp are filled in here, since they change with each attempt. Raises `ConflictError` if this writer has been
+    ``draft`` holds the content; number, parent, keep, line, ``rollback_to`` and timestamp are filled in here, since they
+    change with each attempt. Raises `ConflictError` if this writer has been
     fenced: whether the save counts is then for the claimer to say. Raises `StoreError` if it could not be learnt whether
     the manifest landed: the number stays reserved.
     """
@@ -105,11 +112,25 @@ def _complete(chain: Chain, draft: Manifest, keep: KeepRule, wanted: frozenset[i
         parent=chain.head.number if chain.head else 0,
         term_head=chain.term_head,
         term_next=chain.term_next,
+        term_unsure=chain.unsure,
+        rollback_to=chain.base if chain.head and chain.head.number != chain.base else None,
         commit_timestamp=max(now_ns, chain.last_timestamp + 1),
     )
-    kept = keep({**chain.live, number: manifest}, wanted)
     # `keep` never takes a dead number in again: it can only name what is live now, or the generation itself (rule 2).
-    return dataclasses.replace(manifest, keep=tuple(sorted(kept & {*chain.live, number})))
+    kept = keep({**chain.live, number: manifest}, wanted) & {*chain.live, number}
+    return dataclasses.replace(manifest, keep=tuple(sorted(kept)), line=tuple(sorted(_line(chain, number) & kept)))
+
+
+def _line(chain: Chain, number: int) -> frozenset[int]:
+    """Return what the state of a new generation goes back to: the base, what that went back to, and itself (rule 27)."""
+    base = chain.live.get(chain.base)
+    return frozenset({number, *((base.number, *base.line) if base else ())})
+
+
+def build_on(chain: Chain, number: int) -> None:
+    """Note that a generation was loaded (0: that the state starts anew): what is published next goes back to it."""
+    chain.base = number
+    chain.loaded_since_attempt = True
 
 
 def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | None:
@@ -126,6 +147,7 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
                 return None
         except StoreError as error:
             failure = error
+            chain.loaded_since_attempt = False
             chain.attempted.update(blob.name for blob in manifest.blobs)
         holder = _holder(store, name)
         if isinstance(holder, Summary) and holder.write_id == manifest.write_id:
@@ -161,11 +183,16 @@ def _step_over(store: Store, chain: Chain, holder: Summary | int, number: int) -
 
 
 def _adopt_own(store: Store, chain: Chain, number: int) -> None:
-    """Take an earlier attempt of ours, whose outcome was unknown, as what it is: published. It becomes the parent."""
+    """Take an earlier attempt of ours, whose outcome was unknown, as what it is: published. It becomes the parent.
+
+    It becomes the base only if the live state still goes back to it: the user may have loaded another generation since.
+    """
     name = layout.manifest(number)
     earlier = decode_manifest(store.read(name), name)
     store.sync(layout.GENERATIONS)
+    base = chain.base if chain.loaded_since_attempt else earlier.number
     _advance(chain, earlier)
+    chain.base = base
 
 
 def _advance(chain: Chain, manifest: Manifest) -> None:
@@ -174,7 +201,7 @@ def _advance(chain: Chain, manifest: Manifest) -> None:
     kept = {*manifest.keep, manifest.number}
     chain.dropped.update({number: old for number, old in chain.live.items() if number not in kept})
     chain.live = {number: old for number, old in chain.live.items() if number in kept} | {manifest.number: summary}
-    chain.head, chain.next = summary, manifest.number + 1
+    chain.head, chain.base, chain.next = summary, manifest.number, manifest.number + 1
     chain.last_timestamp = manifest.commit_timestamp
     # Some manifest holds the number that the unknown attempts were for. What they alone named is nobody's now.
     named = {blob.name for blob in manifest.blobs}
@@ -188,34 +215,22 @@ def summary_of(manifest: Manifest) -> Summary:
 
 
 def check_still_ours(store: Store, chain: Chain) -> None:
-    """Look for a higher fence *after* the create (rule 13), and for a reset (rule 26); raise `ConflictError` if there is one.
+    """Look for a higher fence *after* the create (rule 13); raise `ConflictError` if there is one. A reset makes one, too.
 
     Found: touch nothing. The claimer either saw our manifest, and keeps it, or did not, and made it void.
     """
-    highest = chain.term
-    own = False
-    for entry in store.list(layout.TERMS):
-        term = layout.fence_term(entry.name)
-        if term is not None and not (term > highest and _is_foreign(store, chain, entry.name)):
-            highest, own = max(highest, term), own or term == chain.term
-    if highest > chain.term:
-        raise fenced(store, chain, highest)
-    run = read_run(store)
-    if not own or run is None or run.run_id != chain.run_id:
-        raise ConflictError(
-            "the run was set aside by `milepost reset` while this process was training it",
-            kind="was-reset",
-            hint="stop this process; what it saved before is in the directory that reset named",
+    terms = [term for entry in store.list(layout.TERMS) if (term := layout.fence_term(entry.name)) is not None]
+    if max(terms, default=0) > chain.term:
+        raise fenced(store, chain, max(terms))
+    if chain.term not in terms:
+        raise StoreError(
+            "this run's records are gone from its root",
+            kind="vanished",
+            retryable=False,
+            hint="was the directory removed or replaced? stop this process, and look before you start another",
             root=store.url,
+            name=layout.fence(chain.term),
         )
-
-
-def _is_foreign(store: Store, chain: Chain, name: str) -> bool:
-    """Return whether a fence is another run's: a claimer that slept through a reset woke in this root (rule 26)."""
-    try:
-        return decode(store.read(name), Fence, name).run_id != chain.run_id
-    except (NotFoundError, CorruptError):
-        return False  # its name alone fences
 
 
 def fenced(store: Store, chain: Chain, by: int) -> ConflictError:

@@ -9,7 +9,6 @@ import re
 from typing import Final
 
 RUN: Final = "milepost.json"
-RESET: Final = "reset.json"
 PROGRESS: Final = "progress.json"
 LATEST: Final = "LATEST"
 BALLAST: Final = "ballast"

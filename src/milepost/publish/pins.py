@@ -5,7 +5,7 @@ from __future__ import annotations
 from milepost.errors import NotFoundError
 from milepost.publish import layout
 from milepost.publish.manifest import encode
-from milepost.publish.view import read, read_run
+from milepost.publish.view import View, read
 from milepost.records import Pin, Summary
 from milepost.store.base import Store
 
@@ -17,15 +17,13 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
     at the wishes once more before it deletes, so one of the two sees the other. And only a promise makes alive: a wish
     that is about to fail must not let a claimer roll back to a generation whose blobs are being deleted.
     """
-    run = read_run(store)
-    if run is None:
-        raise NotFoundError("there is no milepost run here", kind="no-such-run", hint="check the path", root=store.url)
     name = layout.pin(number)
     view = read(store)
+    _refuse_unsure(store, view, number)
     if number in view.live and number in view.pins and view.pins[number].state == "held":
         # Asking again must not turn a promise into a wish: killed in between, it would break the first one.
         return view.live[number]
-    store.replace(name, encode(Pin(run.run_id, number, "wanted", by)))
+    store.replace(name, encode(Pin(view.run_id, number, "wanted", by)))
     found = read(store).live.get(number)
     if found is None:
         unpin(store, number)
@@ -36,8 +34,19 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
             root=store.url,
             generation=number,
         )
-    store.replace(name, encode(Pin(run.run_id, number, "held", by)))
+    store.replace(name, encode(Pin(view.run_id, number, "held", by)))
     return found
+
+
+def _refuse_unsure(store: Store, view: View, number: int) -> None:
+    if number <= view.unsure:
+        raise NotFoundError(
+            "this generation may be half deleted: a manifest above the newest cannot be read, and may have dropped it",
+            kind="unsure",
+            hint=f"resume from it and save, which copies what it has; milepost verify {store.url}",
+            root=store.url,
+            generation=number,
+        )
 
 
 def unpin(store: Store, number: int) -> None:

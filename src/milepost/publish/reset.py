@@ -1,131 +1,128 @@
-"""Set a run aside so that the next start is a clean one, in steps that any later process can finish.
+"""Set a run aside so that the next start is a clean one (rule 26). The settlement is the reset; moving files is tidying up.
 
-Terms and numbers go on from where the old run stopped. A writer of the old run that sleeps through the reset may wake in
-the middle of deleting what it had retired: the names it deletes must never be used again. See docs/decisions.
+Terms and numbers go on from where the old run stopped. A process of the old run that sleeps through the reset may wake in
+the middle of deleting what it had retired, or of moving names aside: those names must never be used again. See docs/decisions.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
 
-from milepost.clock import Clock, utc_text
+from milepost.clock import Clock
 from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
-from milepost.publish.manifest import decode, encode
-from milepost.publish.term import Identity, claim
-from milepost.publish.view import read_run
-from milepost.records import FORMAT_VERSION, ResetRecord, RunRecord
+from milepost.publish.manifest import decode_summary, encode
+from milepost.publish.term import Claim, Identity, claim
+from milepost.publish.view import Listing, Terms, no_such_run, read_pins, read_run, read_terms
+from milepost.records import FORMAT_VERSION, Pin, Reset, RunRecord, Settlement
 from milepost.store.base import Store
 
 
-def reset(store: Store, clock: Clock, who: Identity) -> ResetRecord:
-    """Move the run to ``reset/<run id>/`` within its root, which is then a run root of its own; return where it went.
+def reset(store: Store, clock: Clock, who: Identity) -> Reset:
+    """Start a new run in this root, and move the old one to ``reset/<run id>/``, which is a run root of its own.
 
-    The caller holds the store's guard. Raises `NotFoundError` if there is no run.
+    The caller holds the store's guard. Raises `NotFoundError` if there is no run. Killed half-way, the next claimer goes on.
     """
-    check_is_run(store)
-    interrupted = finish_interrupted(store)
-    if interrupted is not None:
-        return interrupted
-    # The claim fences whoever trains this run: from now on it acknowledges nothing.
-    claimed = claim(store, clock, who)
-    record = ResetRecord(
-        claimed.run.run_id,
-        clock.nonce() + clock.nonce(),
-        f"{layout.ASIDE}{claimed.run.run_id}/",
-        first_term=claimed.term + 1,
-        first_number=claimed.settlement.next,
-        at=utc_text(clock.wall_ns()),
-    )
-    store.create(layout.RESET, encode(record), label=claimed.label)
-    _finish(store, record)
-    return record
+    if read_run(store, read_terms(store, Listing())) is None:
+        raise no_such_run(store)
+    claimed = claim(store, clock, who, reset=True)
+    set_aside(store, claimed)
+    assert claimed.settlement.reset is not None
+    return claimed.settlement.reset
 
 
-def check_is_run(store: Store) -> None:
-    """Raise `NotFoundError` if there is no run here, nor a reset of one to finish. Changes nothing."""
-    if read_run(store) is None and not _exists(store, layout.RESET):
-        raise NotFoundError("there is no milepost run here", kind="no-such-run", hint="check the path", root=store.url)
+def set_aside(store: Store, claimed: Claim) -> bool:
+    """Finish what resets have left to do (rule 26b); return whether there was anything. Until then nothing may be swept.
+
+    What the old run had acknowledged lies in the root, void, until it has been moved: these are the only copies.
+    """
+    pending = [each for each in claimed.resets if _is_pending(store, claimed, each)]
+    for each in pending:
+        _finish(store, claimed, each)
+    return bool(pending)
 
 
-def finish_interrupted(store: Store) -> ResetRecord | None:
-    """Finish a reset that was killed half-way, and return its record; None if there is none to finish."""
-    try:
-        data = store.read(layout.RESET)
-    except NotFoundError:
-        return None
-    try:
-        record = decode(data, ResetRecord, layout.RESET)
-    except CorruptError as error:
-        raise CorruptError(
-            "a reset was interrupted, and its record cannot be read",
-            kind="damaged-record",
-            hint="move milepost's files out of the directory by hand, and start again",
-            root=store.url,
-            name=layout.RESET,
-        ) from error
-    _finish(store, record)
-    return record
+def _is_pending(store: Store, claimed: Claim, reset: Reset) -> bool:
+    blobs = (entry.name for entry in claimed.blobs)
+    stale = any(_has_term(name, reset) for name in blobs) or any(_manifests(claimed, reset))
+    return stale or not _exists(store, reset.to + layout.RUN)
 
 
-def _finish(store: Store, record: ResetRecord) -> None:
-    """Move every name, then name the new run, then drop the intent. Every step may have been done before."""
-    if not _is_new(store, record):
-        _move_all(store, record)
-        _name_new_run(store, record)
-    store.delete(layout.RESET)
-    store.sync("")
+def _finish(store: Store, claimed: Claim, reset: Reset) -> None:
+    """Move blobs, then manifests, then what speaks of them; ``milepost.json`` last declares the set-aside run whole."""
+    pins = read_pins(store, reset.run_id)
+    # Blobs are listed again: a generation listed after the first time may name one that was not there then.
+    _move(store, reset, [entry.name for entry in store.list(layout.BLOBS) if _has_term(entry.name, reset)])
+    _move(store, reset, list(_manifests(claimed, reset)))
+    for pin in pins.values():
+        _pin_aside(store, reset, pin)
+    marks = [entry.name for entry in store.list(layout.QUARANTINE) if (layout.mark_number(entry.name) or reset.next) < reset.next]
+    events = [layout.events(term) for term in range(reset.first_term, reset.term)]
+    _move(store, reset, [*marks, *events, layout.PROGRESS, layout.LATEST])
+    _copy_terms(store, claimed.view.terms, reset)
+    store.create(reset.to + layout.RUN, encode(RunRecord(FORMAT_VERSION, reset.run_id, reset.at)), label=claimed.label)
 
 
-def _is_new(store: Store, record: ResetRecord) -> bool:
-    try:
-        return decode(store.read(layout.RUN), RunRecord, layout.RUN).run_id == record.new_run_id
-    except (NotFoundError, CorruptError):
-        return False
+def _has_term(name: str, reset: Reset) -> bool:
+    term = layout.blob_term(name)
+    return term is not None and reset.first_term <= term < reset.term
 
 
-def _move_all(store: Store, record: ResetRecord) -> None:
-    # milepost.json first: a writer looks at the terms and then at milepost.json before it acknowledges. If it misses our
-    # fence because that has moved already, it finds no milepost.json, or another run's.
-    _move_run_record(store, record)
-    names = [name for name in layout.FILES if name != layout.RUN and _exists(store, name)]
-    names += [entry.name for directory in layout.DIRECTORIES for entry in store.list(directory)]
-    if _is_new(store, record):
-        # We slept, another process finished this reset, and what we have listed may be the new run's. Asked after the
-        # listing: if the new run is not there yet, then all that is listed is older, and those names come never again.
-        return
+def _manifests(claimed: Claim, reset: Reset) -> Iterator[str]:
+    """Yield the names of the old run's manifests, those that cannot be read included; not those made void by it already."""
+    for number, summary in claimed.view.listing.summaries.items():
+        if reset.first_term <= summary.term < reset.term and number <= reset.head:
+            yield layout.manifest(number)
+    for number in claimed.view.listing.unreadable:
+        if number < reset.next:
+            yield layout.manifest(number)
+
+
+def _move(store: Store, reset: Reset, names: list[str]) -> None:
     for name in names:
-        _set_aside(store, name, record.to + name)
-    for directory in layout.DIRECTORIES:
+        try:
+            store.move(name, reset.to + name)
+        except NotFoundError:
+            continue  # another process moved it, or a writer of the old run that retires was faster
+        except ConflictError:
+            # Moved already, and written once more by a process of the old run that knows of no reset. The first stays.
+            store.delete(name)
+    for directory in {name.rpartition("/")[0] + "/" for name in names if "/" in name}:
         store.sync(directory)
-        store.sync(record.to + directory)
-    store.sync(record.to)
-    store.sync("")
+        store.sync(reset.to + directory)
 
 
-def _set_aside(store: Store, name: str, to: str) -> None:
-    try:
-        store.move(name, to)
-    except NotFoundError:
-        return  # a writer of the old run, in the middle of deleting what it had retired, was faster
-    except ConflictError:
-        # A writer of the old run that knows nothing of the reset has written a name again that was moved already: LATEST,
-        # an event, a manifest whose create it repeats. What was set aside first stays, else this reset never ends.
-        store.delete(name)
+def _pin_aside(store: Store, reset: Reset, pin: Pin) -> None:
+    """Take a pin along; a wish for a live generation becomes a promise, since nobody is there any more to answer it."""
+    promised = pin.state == "held" or pin.number in _kept(store, reset)
+    moved = Pin(pin.run_id, pin.number, "held" if promised else "wanted", pin.by)
+    store.create(reset.to + layout.pin(pin.number), encode(moved))
+    store.delete(layout.pin(pin.number))
+    store.sync(layout.PINS)
 
 
-def _move_run_record(store: Store, record: ResetRecord) -> None:
-    try:
-        run = decode(store.read(layout.RUN), RunRecord, layout.RUN)
-    except NotFoundError:
-        return
-    except CorruptError:
-        run = None
-    if run is None or run.run_id == record.run_id:
-        # Taken: another process that finishes the same reset was faster, and the name may be the new run's by now.
-        with suppress(ConflictError):
-            store.move(layout.RUN, record.to + layout.RUN)
-        store.sync("")
+def _kept(store: Store, reset: Reset) -> set[int]:
+    name = layout.manifest(reset.head)
+    for place in (reset.to + name, name):
+        try:
+            return {reset.head, *decode_summary(store.read(place), name).keep}
+        except (NotFoundError, CorruptError):
+            continue
+    return set()
+
+
+def _copy_terms(store: Store, terms: Terms, reset: Reset) -> None:
+    """Copy the old run's term records; in the place of the reset's own stands a settlement on the old head."""
+    for term in range(reset.first_term, reset.term + 1):
+        fence = terms.fences.get(term)
+        if fence is not None:
+            store.create(reset.to + layout.fence(term), encode(fence))
+    for term, each in terms.settlements.items():
+        if reset.first_term <= term < reset.term:
+            copied = Settlement(each.run_id, term, each.head, each.next, each.unsure, None, each.dead)
+            store.create(reset.to + layout.settlement(term), encode(copied))
+    last = Settlement(reset.run_id, reset.term, reset.head, reset.next)
+    store.create(reset.to + layout.settlement(reset.term), encode(last))
 
 
 def _exists(store: Store, name: str) -> bool:
@@ -134,12 +131,3 @@ def _exists(store: Store, name: str) -> bool:
     except NotFoundError:
         return False
     return True
-
-
-def _name_new_run(store: Store, record: ResetRecord) -> None:
-    new = encode(RunRecord(FORMAT_VERSION, record.new_run_id, record.at, record.first_term, record.first_number))
-    while not store.create(layout.RUN, new):
-        # Somebody who knew nothing of the reset made a run in the gap; it has refused to go on. Its record gives way.
-        current = store.read(layout.RUN)
-        if current == new or store.replace_if(layout.RUN, current, new):
-            return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from milepost.errors import UsageError
 from milepost.publish import layout
 from milepost.publish.generation import Chain
 from milepost.publish.term import Claim
@@ -79,8 +80,28 @@ def _unnamed(claimed: Claim, staying: Iterable[Summary]) -> list[str]:
 
 
 def _is_leftover(name: str, claimed: Claim) -> bool:
-    term, number = layout.blob_term(name), layout.blob_number(name)
+    term = layout.blob_term(name)
     if term is None or term >= claimed.term:
         return False
+    if name.endswith((".tmp", ".part")):
+        return True
     # What an unreadable manifest names is unknown, but its blobs were written under its own number or a lower one (rule 3a).
-    return number is None or number > claimed.view.barrier
+    return (layout.blob_number(name) or 0) > claimed.view.barrier
+
+
+def drop_unreadable(store: Store, claimed: Claim, number: int) -> None:
+    """Give up a manifest that cannot be read, by an operator's word: what it alone named is swept by the next claim.
+
+    Only under a claim (rule 3a): its settlement has recorded the number as used, and what may be half deleted as unsure. A
+    bare delete would free the number, and forget the doubt.
+    """
+    if number not in claimed.view.unreadable:
+        raise UsageError(
+            "only a manifest that cannot be read can be dropped",
+            kind="readable",
+            hint=f"milepost verify {store.url} names those that cannot",
+            root=store.url,
+            generation=number,
+        )
+    store.delete(layout.manifest(number))
+    store.sync(layout.GENERATIONS)

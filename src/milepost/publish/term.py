@@ -9,11 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from milepost.clock import Clock, utc_text
-from milepost.errors import ConflictError, NotFoundError
+from milepost.errors import ConflictError, CorruptError
 from milepost.publish import layout
 from milepost.publish.manifest import encode
-from milepost.publish.view import Listing, Terms, View, judge, read_manifests, read_marks, read_pins, read_run, read_terms
-from milepost.records import FORMAT_VERSION, Fence, RunRecord, Settlement
+from milepost.publish.view import (
+    Listing,
+    Terms,
+    View,
+    judge,
+    no_such_run,
+    read_manifests,
+    read_marks,
+    read_pins,
+    read_run,
+    read_terms,
+)
+from milepost.records import FORMAT_VERSION, Fence, Reset, RunRecord, Settlement
 from milepost.store.base import Entry, Store
 
 ATTEMPTS = 3
@@ -33,68 +44,56 @@ class Identity:
 class Claim:
     """Hold what a claim settled. It is fenced, not locked: a later claim ends it without telling it."""
 
-    run: RunRecord
     term: int
     claim_id: str
     settlement: Settlement
     view: View
+    """What was judged before the settlement was written; of a reset, the old run's."""
     blobs: tuple[Entry, ...]
     """Everything in ``blobs/`` at the listing of rule 6, unfinished and temporary files included."""
+
+    @property
+    def run_id(self) -> str:
+        """Return the run this claim is for; of a reset, the new one."""
+        return self.settlement.run_id
 
     @property
     def label(self) -> str:
         """Return what this writer's temporary files carry in their names."""
         return layout.label(self.term)
 
+    @property
+    def resets(self) -> tuple[Reset, ...]:
+        """Return every reset there was, this claim's own included, oldest first."""
+        known = {reset.term: reset for reset in self.view.terms.resets}
+        if self.settlement.reset is not None:
+            known[self.settlement.reset.term] = self.settlement.reset
+        return tuple(known[term] for term in sorted(known))
 
-def claim(store: Store, clock: Clock, who: Identity) -> Claim:
+
+def claim(store: Store, clock: Clock, who: Identity, *, reset: bool = False) -> Claim:
     """Claim the root, creating the run if there is none. Raises `ConflictError` if another claimer is faster.
 
+    With ``reset`` the settlement says that a new run starts here, which makes everything published so far void (rule 26).
     Deletes nothing: sweeping is `milepost.publish.retire.sweep`, called once the caller has taken what it needs.
     """
-    run = _open_run(store, clock)
-    term, claim_id = _fence(store, clock, who, run)
-    _seal(store, run, term)
-    listed = _list(store, run)
-    settlement = _settle(store, run, term, listed.view)
-    _same_run_still(store, run)
-    return Claim(run, term, claim_id, settlement, listed.view, listed.blobs)
+    term, claim_id = _fence(store, clock, who)
+    _seal(store, term)
+    listed = _list(store, clock)
+    settlement = _boundary(listed.view, term, clock, reset=reset)
+    if not reset:
+        _something_readable(store, listed.view)
+    _settle(store, settlement)
+    return Claim(term, claim_id, settlement, listed.view, listed.blobs)
 
 
-def _open_run(store: Store, clock: Clock) -> RunRecord:
-    run = read_run(store)
-    if run is not None:
-        return run
-    record = RunRecord(FORMAT_VERSION, clock.nonce() + clock.nonce(), utc_text(clock.wall_ns()))
-    if store.create(layout.RUN, encode(record)):
-        _no_reset_under_way(store)
-        return record
-    store.sync("")
-    found = read_run(store)
-    if found is None:
-        raise _was_reset(store)
-    return found
-
-
-def _no_reset_under_way(store: Store) -> None:
-    # A reset moves milepost.json away before anything else, and its record is there before that. So whoever finds no
-    # milepost.json because of a reset finds reset.json; a run made in that gap would start counting from 1 again.
-    try:
-        store.read(layout.RESET)
-    except NotFoundError:
-        return
-    raise _was_reset(store)
-
-
-def _fence(store: Store, clock: Clock, who: Identity, run: RunRecord) -> tuple[int, str]:
+def _fence(store: Store, clock: Clock, who: Identity) -> tuple[int, str]:
     """Create the fence of the next term (rule 4). From here on no lower writer acknowledges anything."""
     claim_id = clock.nonce()
     for _ in range(ATTEMPTS):
-        term = _next_term(store, run)
-        fence = Fence(run.run_id, term, claim_id, who.host, who.boot_id, who.pid, utc_text(clock.wall_ns()))
-        # Labelled as of the term below: killed before its fence is there, this term is the next claimer's own, who sweeps
-        # only lower ones.
-        made = store.create(layout.fence(term), encode(fence), label=layout.label(term - 1))
+        term = _next_term(store)
+        fence = Fence(term, claim_id, who.host, who.boot_id, who.pid, utc_text(clock.wall_ns()))
+        made = store.create(layout.fence(term), encode(fence), label=layout.label(term))
         # Whoever made it, its name must be durable before we build on its being there: after a power cut a fence that
         # vanished would leave two writers under one term.
         store.sync(layout.TERMS)
@@ -109,19 +108,18 @@ def _fence(store: Store, clock: Clock, who: Identity, run: RunRecord) -> tuple[i
     )
 
 
-def _next_term(store: Store, run: RunRecord) -> int:
-    listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)], run)
+def _next_term(store: Store) -> int:
+    listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
     named = [
         number
         for entry in store.list(layout.TERMS)
         for number in (layout.fence_term(entry.name), layout.settlement_term(entry.name))
         if number is not None
     ]
-    written = [summary.term for summary in listing.summaries.values()]
-    return 1 + max([run.first_term - 1, *named, *written])
+    return 1 + max([0, *named, *(summary.term for summary in listing.summaries.values())])
 
 
-def _seal(store: Store, run: RunRecord, term: int) -> None:
+def _seal(store: Store, term: int) -> None:
     """Declare every lower unsettled term dead (rule 5).
 
     Without it, a claimer that paused between its fence and its settlement wakes up later, settles on the head *it* had
@@ -132,7 +130,7 @@ def _seal(store: Store, run: RunRecord, term: int) -> None:
     for lower in fenced:
         if layout.settlement(lower) in names:
             continue
-        dead = Settlement(run.run_id, lower, head=0, next=0, dead=True)
+        dead = Settlement("", lower, head=0, next=0, dead=True)
         if not store.create(layout.settlement(lower), encode(dead), label=layout.label(term)):
             # It got there first, so it counts; our own judgement reads the terms again, after this sync.
             store.sync(layout.TERMS)
@@ -144,7 +142,7 @@ class _Listed:
     blobs: tuple[Entry, ...]
 
 
-def _list(store: Store, run: RunRecord) -> _Listed:
+def _list(store: Store, clock: Clock) -> _Listed:
     """List blobs, then generations, then pins, and only now judge (rules 6 and 7).
 
     Blobs first: a blob that is listed and not named by a manifest listed *later* belongs to no manifest of a lower term
@@ -152,24 +150,62 @@ def _list(store: Store, run: RunRecord) -> _Listed:
     would vanish in a power cut after we had adopted it and deleted what it dropped.
     """
     blobs = tuple(store.list(layout.BLOBS))
-    names = [entry.name for entry in store.list(layout.GENERATIONS)]
-    listing: Listing = read_manifests(store, names, run)
-    pins = read_pins(store, run.run_id)
+    listing: Listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
     store.sync(layout.GENERATIONS)
     store.sync(layout.BLOBS)
-    terms: Terms = read_terms(store, run.run_id, listing)
-    return _Listed(judge(run, listing, terms, pins, read_marks(store, run.run_id)), blobs)
+    terms: Terms = read_terms(store, listing)
+    run_id = _run_of(store, terms, clock)
+    view = judge(run_id, listing, terms, read_pins(store, run_id), read_marks(store, run_id))
+    return _Listed(view, blobs)
 
 
-def _settle(store: Store, run: RunRecord, term: int, view: View) -> Settlement:
-    """Write down where this term starts (rule 7): from which head, and with which number nobody has used.
+def _run_of(store: Store, terms: Terms, clock: Clock) -> str:
+    """Return whose root this is by the terms listed under our own fence; name a new run if it is nobody's yet (rule 26)."""
+    run_id = read_run(store, terms)
+    if run_id is not None:
+        return run_id
+    record = RunRecord(FORMAT_VERSION, clock.nonce() + clock.nonce(), utc_text(clock.wall_ns()))
+    if store.create(layout.RUN, encode(record)):
+        return record.run_id
+    store.sync("")
+    made_meanwhile = read_run(store, terms)
+    if made_meanwhile is None:
+        raise no_such_run(store)
+    return made_meanwhile
+
+
+def _boundary(view: View, term: int, clock: Clock, *, reset: bool) -> Settlement:
+    """Say where this term starts: from which head, and with which number nobody has used.
 
     ``next`` goes on from every number ever seen, void ones and earlier settlements included. Without that record, a void
     manifest that was deleted frees its number, and a paused claimer's late delete hits the generation that took it.
     """
     head = view.head.number if view.head else 0
-    used = [view.listing.highest, run.first_number - 1, *(other.next - 1 for other in view.terms.settlements.values())]
-    settlement = Settlement(run.run_id, term, head, next=1 + max(used))
+    used = [view.listing.highest, *(other.next - 1 for other in view.terms.settlements.values())]
+    following = 1 + max(used)
+    last = view.terms.resets[-1] if view.terms.resets else None
+    if not reset:
+        return Settlement(view.run_id, term, head, following, view.unsure, last)
+    first = last.term if last else 1
+    aside = Reset(view.run_id, head, following, first, term, utc_text(clock.wall_ns()))
+    return Settlement(clock.nonce() + clock.nonce(), term, 0, following, 0, aside)
+
+
+def _something_readable(store: Store, view: View) -> None:
+    """Refuse to settle on nothing where manifests exist that cannot be read (rule 3a): that would make all of them void."""
+    if view.head is None and view.unreadable:
+        raise CorruptError(
+            "no manifest of this run can be read; this is not taken for a fresh start",
+            kind="nothing-valid",
+            hint=f"restore {layout.GENERATIONS} from a copy, or set the run aside: milepost reset {store.url}",
+            root=store.url,
+            unreadable=", ".join(layout.manifest(number) for number in sorted(view.unreadable)),
+        )
+
+
+def _settle(store: Store, settlement: Settlement) -> None:
+    """Write the boundary down, if nobody has sealed this term meanwhile (rule 7)."""
+    term = settlement.term
     made = store.create(layout.settlement(term), encode(settlement), label=layout.label(term))
     store.sync(layout.TERMS)
     if not made:
@@ -180,19 +216,3 @@ def _settle(store: Store, run: RunRecord, term: int, view: View) -> Settlement:
             root=store.url,
             term=term,
         )
-    return settlement
-
-
-def _same_run_still(store: Store, run: RunRecord) -> None:
-    now = read_run(store)
-    if now is None or now.run_id != run.run_id:
-        raise _was_reset(store)
-
-
-def _was_reset(store: Store) -> ConflictError:
-    return ConflictError(
-        "the run was reset while this process was claiming it",
-        kind="was-reset",
-        hint="start again; the new run has a new run id",
-        root=store.url,
-    )

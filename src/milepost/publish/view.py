@@ -1,7 +1,7 @@
-"""Judge what lies in a run root: which generation is the head, which are live, void, unreadable or foreign.
+"""Judge what lies in a run root: which run it is, which generation is the head, which are live, void, unreadable or foreign.
 
 Reading is done by `read` in the order that rule 19 asks for; the judgement itself, `judge`, is a pure function, so that
-every case of rules 1, 2, 3, 3a and 26 is a row in a table of tests.
+every case of rules 1, 2, 3, 3a, 26 and 27 is a row in a table of tests.
 """
 
 from __future__ import annotations
@@ -10,31 +10,49 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from milepost.errors import ConflictError, CorruptError, NotFoundError
+from milepost.errors import CorruptError, NotFoundError
 from milepost.publish import layout
 from milepost.publish.manifest import decode, decode_run, decode_summary
-from milepost.records import Fence, Pin, QuarantineMark, RunRecord, Settlement, Summary
+from milepost.records import Fence, Pin, QuarantineMark, Reset, Settlement, Summary
 from milepost.store.base import Store
 
 T = TypeVar("T")
 
+_LISTINGS = 8
+"""How often a reader lists again because what it had listed was retired before it could be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Hold what ``terms/`` says, foreign records left out (rule 26)."""
+    """Hold what ``terms/`` says."""
 
     fences: Mapping[int, Fence | None]
     """By term; None where the fence cannot be read: its name alone still fences."""
     settlements: Mapping[int, Settlement]
+    """By term; those that cannot be read are as a manifest of their term repeats them, or left out (rule 3a)."""
     unreadable: frozenset[int] = frozenset()
     """Terms whose settlement exists but cannot be read."""
-    foreign: frozenset[int] = frozenset()
-    """Terms of which some record belongs to another run."""
 
     @property
     def highest(self) -> int:
         """Return the highest term anybody named."""
-        return max([0, *self.fences, *self.settlements, *self.unreadable, *self.foreign])
+        return max([0, *self.fences, *self.settlements, *self.unreadable])
+
+    @property
+    def newest(self) -> Settlement | None:
+        """Return the highest settlement that is not dead: its run is the root's (rule 26)."""
+        return max((each for each in self.settlements.values() if not each.dead), key=lambda each: each.term, default=None)
+
+    @property
+    def resets(self) -> tuple[Reset, ...]:
+        """Return every reset that some settlement tells of, oldest first."""
+        found = {each.reset.term: each.reset for each in self.settlements.values() if each.reset is not None}
+        return tuple(found[term] for term in sorted(found))
+
+    @property
+    def unsure(self) -> int:
+        """Return the number up to which generations may be half deleted, as settlements recorded it (rule 3a)."""
+        return max([0, *(each.unsure for each in self.settlements.values())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +62,26 @@ class Listing:
     summaries: Mapping[int, Summary] = field(default_factory=dict)
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """Why, by number: a manifest that cannot be read keeps its number and is never the head (rule 3a)."""
-    foreign: frozenset[int] = frozenset()
+    vanished: bool = False
+    """Some manifest was listed and gone before it could be read."""
 
     @property
     def highest(self) -> int:
         """Return the highest number taken, by whomever."""
-        return max([0, *self.summaries, *self.unreadable, *self.foreign])
+        return max([0, *self.summaries, *self.unreadable])
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """Say what anyone who lists the root may count on."""
 
-    run: RunRecord | None
+    run_id: str
     head: Summary | None
     live: Mapping[int, Summary]
     """By number, ascending; the head included."""
     void: frozenset[int]
+    foreign: frozenset[int]
+    """Manifests of another run than their term's: somebody copied them here. Ignored, their numbers skipped."""
     listing: Listing
     terms: Terms
     undecided: bool
@@ -69,9 +90,33 @@ class View:
     marks: Mapping[int, QuarantineMark] = field(default_factory=dict)
 
     @property
+    def unreadable(self) -> Mapping[int, str]:
+        """Return this run's manifests that cannot be read; those of runs set aside are left out."""
+        first = self.terms.resets[-1].next if self.terms.resets else 0
+        return {number: why for number, why in self.listing.unreadable.items() if number >= first}
+
+    @property
     def barrier(self) -> int:
         """Return the highest unreadable number: nothing at or below it may be deleted (rule 3a); 0 if there is none."""
-        return max(self.listing.unreadable, default=0)
+        return max(self.unreadable, default=0)
+
+    @property
+    def unsure(self) -> int:
+        """Return the number up to which generations may be half deleted (rule 3a).
+
+        An unreadable manifest above the head may have dropped any of them, and its paused writer may go on deleting.
+        """
+        head = self.head.number if self.head else 0
+        return max([self.terms.unsure, *(number for number in self.unreadable if number > head)])
+
+    @property
+    def line(self) -> Mapping[int, Summary]:
+        """Return the live generations that the head's state goes back to, itself included (rule 27).
+
+        A fallback goes to these only: the newest *other* one may be what a rollback or a fresh start had left behind.
+        """
+        numbers = {self.head.number, *self.head.line} if self.head else set()
+        return {number: summary for number, summary in self.live.items() if number in numbers}
 
 
 def read(store: Store) -> View:
@@ -79,37 +124,48 @@ def read(store: Store) -> View:
 
     Raises `NotFoundError` (kind ``no-such-run``) if the root holds no run, `MismatchError` if a newer milepost wrote it.
     """
-    listing_of = [entry.name for entry in store.list(layout.GENERATIONS)]
-    run = read_run(store)
-    if run is None:
-        raise NotFoundError(
-            "there is no milepost run here",
-            kind="no-such-run",
-            hint="check the path; a run root holds milepost.json",
-            root=store.url,
-        )
-    listing = read_manifests(store, listing_of, run)
-    terms = read_terms(store, run.run_id, listing)
-    return judge(run, listing, terms, read_pins(store, run.run_id), read_marks(store, run.run_id))
+    listing = _list(store)
+    terms = read_terms(store, listing)
+    run_id = read_run(store, terms)
+    if run_id is None:
+        raise no_such_run(store)
+    return judge(run_id, listing, terms, read_pins(store, run_id), read_marks(store, run_id))
 
 
-def judge(
-    run: RunRecord | None,
-    listing: Listing,
-    terms: Terms,
-    pins: Mapping[int, Pin],
-    marks: Mapping[int, QuarantineMark],
-) -> View:
+def no_such_run(store: Store) -> NotFoundError:
+    """Return the error for a root that holds no run."""
+    return NotFoundError(
+        "there is no milepost run here",
+        kind="no-such-run",
+        hint="check the path; a run root holds milepost.json",
+        root=store.url,
+    )
+
+
+def _list(store: Store) -> Listing:
+    """Read all manifests of one listing. What was retired between its listing and its reading may have been the head
+    then, and its successor is not in that listing: list again.
+    """
+    for _ in range(_LISTINGS):
+        listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
+        if not listing.vanished:
+            break
+    return listing
+
+
+def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], marks: Mapping[int, QuarantineMark]) -> View:
     """Decide what is void, what is the head and what is live."""
-    void = frozenset(number for number, summary in listing.summaries.items() if is_void(summary, terms))
-    standing = {number: listing.summaries[number] for number in sorted(listing.summaries) if number not in void}
+    foreign = frozenset(number for number, summary in listing.summaries.items() if _is_foreign(summary, terms))
+    own = {number: listing.summaries[number] for number in sorted(listing.summaries) if number not in foreign}
+    void = frozenset(number for number, summary in own.items() if is_void(summary, terms))
+    standing = {number: summary for number, summary in own.items() if number not in void}
     head = standing[max(standing)] if standing else None
     held = {number for number, pin in pins.items() if pin.state == "held"}
     # Rule 2: everything else is dead, whatever files exist. A retired manifest whose deletion got lost, or a create that
     # was delayed in the network until its generation had been retired, does not come back to life because its file is there.
     kept = {head.number, *head.keep, *held} if head else set()
     live = {number: summary for number, summary in standing.items() if number in kept}
-    return View(run, head, live, void, listing, terms, _undecided(head, terms), pins, marks)
+    return View(run_id, head, live, void, foreign, listing, terms, _undecided(head, terms), pins, marks)
 
 
 def is_void(summary: Summary, terms: Terms) -> bool:
@@ -120,76 +176,46 @@ def is_void(summary: Summary, terms: Terms) -> bool:
     )
 
 
+def _is_foreign(summary: Summary, terms: Terms) -> bool:
+    settlement = terms.settlements.get(summary.term)
+    return settlement is not None and not settlement.dead and settlement.run_id != summary.run_id
+
+
 def _undecided(head: Summary | None, terms: Terms) -> bool:
     """Return whether a fence above the head's term has no settlement yet (rule 3)."""
     settled = {*terms.settlements, *terms.unreadable}
     return head is not None and any(term > head.term and term not in settled for term in terms.fences)
 
 
-def read_run(store: Store) -> RunRecord | None:
-    """Return whose root this is, or None if nothing here is milepost's.
+def read_run(store: Store, terms: Terms) -> str | None:
+    """Return the id of the run a root holds, or None if it holds none: that of the highest settlement (rule 26).
 
-    A damaged or lost ``milepost.json`` does not lose a run: the run id stands in every manifest and fence as well.
+    ``milepost.json`` says it only until the first settlement, so that its loss or damage loses no run.
     """
-    data = _run_record(store)
-    if data is None:
-        # A reset has moved it away, and has written its own record before that.
-        return None if _there(store, layout.RESET) else _run_without_record(store)
     try:
-        return decode_run(data, layout.RUN)
-    except CorruptError:
-        return _run_from_other_records(store)
-
-
-def _run_record(store: Store) -> bytes | None:
-    try:
-        return store.read(layout.RUN)
+        data = store.read(layout.RUN)
     except NotFoundError:
-        return None
-
-
-def _there(store: Store, name: str) -> bool:
+        return terms.newest.run_id if terms.newest else None
     try:
-        store.read(name, 0, 0)
-    except NotFoundError:
-        return False
-    return True
+        first = decode_run(data, layout.RUN)
+    except CorruptError as error:
+        if terms.newest is None:
+            raise CorruptError(
+                "milepost.json is damaged, and nothing was ever saved here",
+                kind="damaged-record",
+                hint=f"remove {layout.RUN} and {layout.TERMS} from this directory, and start again",
+                root=store.url,
+                name=layout.RUN,
+            ) from error
+        return terms.newest.run_id
+    return terms.newest.run_id if terms.newest else first.run_id
 
 
-def _run_without_record(store: Store) -> RunRecord | None:
-    """Return the run of a root whose ``milepost.json`` somebody removed; to take it for a fresh one would lose all of it."""
-    if not any(layout.fence_term(entry.name) for entry in store.list(layout.TERMS)):
-        return None
-    # Looked for once more: a reset may have ended between our two looks, and then the terms are the new run's.
-    data = _run_record(store)
-    return decode_run(data, layout.RUN) if data is not None else _run_from_other_records(store)
-
-
-def _run_from_other_records(store: Store) -> RunRecord:
-    # A reset starts again above every term and number that was used, so that after one claim the settlements
-    # say all that first_term and first_number say. The highest readable fence is the newest word on the run id.
-    for entry in sorted(store.list(layout.TERMS), key=lambda entry: entry.name, reverse=True):
-        if layout.fence_term(entry.name) is None:
-            continue
-        try:
-            fence = decode(store.read(entry.name), Fence, entry.name)
-        except (CorruptError, NotFoundError):
-            continue
-        return RunRecord(1, fence.run_id, created_at="", first_term=1, first_number=1)
-    raise CorruptError(
-        "milepost.json is damaged or gone, and no fence says which run this is",
-        kind="damaged-record",
-        hint="restore milepost.json from a copy, or use a fresh directory",
-        root=store.url,
-        name=layout.RUN,
-    )
-
-
-def read_manifests(store: Store, names: Iterable[str], run: RunRecord) -> Listing:
-    """Read the summaries of the manifests among ``names``; those retired meanwhile are left out."""
+def read_manifests(store: Store, names: Iterable[str]) -> Listing:
+    """Read the summaries of the manifests among ``names``; those retired meanwhile are left out, and that is noted."""
     summaries: dict[int, Summary] = {}
     unreadable: dict[int, str] = {}
-    foreign: set[int] = set()
+    vanished = False
     for name in names:
         number = layout.generation_number(name)
         if number is None:
@@ -197,20 +223,19 @@ def read_manifests(store: Store, names: Iterable[str], run: RunRecord) -> Listin
         try:
             summary = decode_summary(store.read(name), name)
         except NotFoundError:
+            vanished = True
             continue
         except CorruptError as error:
             unreadable[number] = error.message
             continue
-        if summary.run_id != run.run_id:
-            foreign.add(number)
-        elif summary.number != number:
-            unreadable[number] = f"it says that it is generation {summary.number}"
-        else:
+        if summary.number == number:
             summaries[number] = summary
-    return Listing(summaries, unreadable, frozenset(foreign))
+        else:
+            unreadable[number] = f"it says that it is generation {summary.number}"
+    return Listing(summaries, unreadable, vanished)
 
 
-def read_terms(store: Store, run_id: str, listing: Listing) -> Terms:
+def read_terms(store: Store, listing: Listing) -> Terms:
     """List and read ``terms/``. A settlement that cannot be read is read from a manifest of its term (rule 3a).
 
     Raises `CorruptError` (kind ``damaged-settlement``) if none repeats it and no higher term has settled since.
@@ -218,32 +243,25 @@ def read_terms(store: Store, run_id: str, listing: Listing) -> Terms:
     fences: dict[int, Fence | None] = {}
     settlements: dict[int, Settlement] = {}
     unreadable: set[int] = set()
-    foreign: set[int] = set()
     for entry in store.list(layout.TERMS):
         fenced, settled = layout.fence_term(entry.name), layout.settlement_term(entry.name)
         if fenced is not None:
-            fence = _read_or_none(store, entry.name, Fence)
-            if fence is not None and fence.run_id != run_id:
-                foreign.add(fenced)
-            else:
-                fences[fenced] = fence
+            fences[fenced] = _read_or_none(store, entry.name, Fence)
         elif settled is not None:
             settlement = _read_or_none(store, entry.name, Settlement)
             if settlement is None:
                 unreadable.add(settled)
-            elif settlement.run_id != run_id:
-                foreign.add(settled)
             else:
                 settlements[settled] = settlement
     for term in sorted(unreadable, reverse=True):
-        repeated = _settlement_from_manifest(term, run_id, listing)
+        repeated = _settlement_from_manifest(term, listing)
         if repeated is not None:
             settlements[term] = repeated
         elif not any(higher > term and not other.dead for higher, other in settlements.items()):
             raise _lost_settlement(store, term)
         # Else a higher term settled while this one could be read: what it made void is above that term's head, or is
-        # kept by nothing that counts.
-    return Terms(fences, settlements, frozenset(unreadable), frozenset(foreign))
+        # kept by nothing that counts. Retired terms have no manifests: one rotten old record must not block a run for ever.
+    return Terms(fences, settlements, frozenset(unreadable))
 
 
 def _read_or_none(store: Store, name: str, kind: type[T]) -> T | None:
@@ -251,17 +269,12 @@ def _read_or_none(store: Store, name: str, kind: type[T]) -> T | None:
         return decode(store.read(name), kind, name)
     except CorruptError:
         return None
-    except NotFoundError as error:
-        # Fences and settlements are never deleted: a reset has just moved this one, and what else it moved is unknown.
-        raise ConflictError(
-            "the run is being reset", kind="was-reset", hint="look again in a moment", root=store.url, name=name
-        ) from error
 
 
-def _settlement_from_manifest(term: int, run_id: str, listing: Listing) -> Settlement | None:
+def _settlement_from_manifest(term: int, listing: Listing) -> Settlement | None:
     for summary in listing.summaries.values():
         if summary.term == term:
-            return Settlement(run_id, term, summary.term_head, summary.term_next)
+            return Settlement(summary.run_id, term, summary.term_head, summary.term_next, summary.term_unsure)
     return None
 
 
@@ -276,7 +289,7 @@ def _lost_settlement(store: Store, term: int) -> CorruptError:
 
 
 def read_pins(store: Store, run_id: str) -> dict[int, Pin]:
-    """Return every pin by number. A pin that cannot be read counts as ``wanted``: it protects, but makes nothing alive."""
+    """Return a run's pins by number. A pin that cannot be read counts as ``wanted``: it protects, but makes nothing alive."""
     pins: dict[int, Pin] = {}
     for entry in store.list(layout.PINS):
         number = layout.pin_number(entry.name)
@@ -294,7 +307,7 @@ def read_pins(store: Store, run_id: str) -> dict[int, Pin]:
 
 
 def read_marks(store: Store, run_id: str) -> dict[int, QuarantineMark]:
-    """Return every quarantine mark by number. A mark that cannot be read is a reason to check the generation again, no more."""
+    """Return a run's quarantine marks by number. One that cannot be read is a reason to check the generation again, no more."""
     marks: dict[int, QuarantineMark] = {}
     for entry in store.list(layout.QUARANTINE):
         number = layout.mark_number(entry.name)
