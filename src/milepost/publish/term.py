@@ -93,7 +93,9 @@ def _fence(store: Store, clock: Clock, who: Identity) -> tuple[int, str]:
     for _ in range(ATTEMPTS):
         term = _next_term(store)
         fence = Fence(term, claim_id, who.host, who.boot_id, who.pid, utc_text(clock.wall_ns()))
-        made = store.create(layout.fence(term), encode(fence), label=layout.label(term))
+        # The temporary file still goes by the term before: killed here, it must be a lower term's leftover for whoever
+        # takes this one.
+        made = store.create(layout.fence(term), encode(fence), label=layout.label(term - 1))
         # Whoever made it, its name must be durable before we build on its being there: after a power cut a fence that
         # vanished would leave two writers under one term.
         store.sync(layout.TERMS)

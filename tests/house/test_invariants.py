@@ -1,0 +1,34 @@
+"""The list of invariants names code and tests that exist, and every rule that the code cites."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "INVARIANTS.md").read_text(encoding="utf-8")
+
+
+def test_every_function_that_keeps_a_rule_exists() -> None:
+    for name in re.findall(r"`(milepost(?:\.\w+)+)`", PAGE):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_every_test_that_attacks_a_rule_exists() -> None:
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert len(named) > 5
+
+
+def test_every_rule_that_the_code_cites_is_on_the_list() -> None:
+    listed = set(re.findall(r"^\| (\d+a?)", PAGE, re.MULTILINE)) | {"22", "23", "24", "25", "26a", "26b"}
+    cited = {
+        number
+        for path in (ROOT / "src").rglob("*.py")
+        for text in re.findall(r"\brules? ((?:\d+[ab]?(?:, | and | to )?)+)", path.read_text(encoding="utf-8"))
+        for number in re.findall(r"\d+[ab]?", text)
+    }
+    assert cited - listed == set()
+    assert {str(rule) for rule in range(1, 22)} - listed == set()
