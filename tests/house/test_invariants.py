@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "INVARIANTS.md").read_text(encoding="utf-8")
 
 
 def test_every_function_that_keeps_a_rule_exists() -> None:
-    for name in re.findall(r"`(milepost(?:\.\w+)+)`", PAGE):
+    for name in set(re.findall(r"`(milepost(?:\.\w+)+)`", PAGE)) - {"milepost.json"}:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
 
