@@ -130,7 +130,8 @@ def main() -> None:
     )
     with engine:
         restored = engine.resume()  # milepost: None if there is nothing to go on from
-        print(f"resumed generation {restored.generation}" if restored else "started anew", "at step", counters["step"], flush=True)
+        begun = f"resumed generation {restored.generation}" if restored else "started anew"
+        print(begun, "at step", counters["step"], flush=True)
 
         # Cut the log to where it was at the checkpoint: the rows after that are about to be made again.
         log = open(os.path.join(args.root, "episodes.csv"), "a", buffering=1, newline="")  # noqa: SIM115
@@ -155,7 +156,7 @@ def main() -> None:
                 learn(policy, target, optimizer, replay)
             if step % TARGET_EVERY < NUM_ENVS:
                 target.load_state_dict(policy.state_dict())
-            if step % 500 < NUM_ENVS:
+            if step % 200 < NUM_ENVS:
                 print(f"step {step} episodes {counters['episodes']}", flush=True)
             engine.save_if_due(step, episodes=counters["episodes"])  # milepost: a safe point, where all of the above agrees
 

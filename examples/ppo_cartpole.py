@@ -23,12 +23,14 @@ from milepost import Keep, every
 
 
 class Progress(BaseCallback):
-    """Say at the start of each rollout how far training has come."""
+    """Say how far training has come."""
 
     def _on_rollout_start(self) -> None:
         print(f"step {self.num_timesteps}", flush=True)
 
     def _on_step(self) -> bool:
+        if self.num_timesteps % 256 == 0:
+            print(f"step {self.num_timesteps}", flush=True)
         return True
 
 
@@ -42,7 +44,7 @@ def digest(module: torch.nn.Module) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="PPO on CartPole that can be killed at any moment")
-    parser.add_argument("--root", default="runs/ppo", help="the run root: checkpoints, and monitor/ with the episodes beside them")
+    parser.add_argument("--root", default="runs/ppo", help="the run root: checkpoints, and monitor/ with the episodes")
     parser.add_argument("--steps", type=int, default=100_000, help="environment steps in all, over all restarts")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -118,7 +118,9 @@ def check_marks(root: Path, file: str, taken: int) -> None:
     assert taken not in marks
 
 
-def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_every_one_of_them_is_listed(tmp_path: Path) -> None:
+def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_each_of_them_is_listed(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "run"
     trainer = Trainer(root)
     for step in (6, 7, 8, 9):
@@ -142,7 +144,9 @@ def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_e
     assert set(read(local(root)).live) == set(live)
 
 
-def test_the_newest_settlement_without_any_generation_is_the_one_record_that_a_run_cannot_do_without(run: Path, tmp_path: Path) -> None:
+def test_the_newest_settlement_before_its_first_generation_is_the_one_record_a_run_cannot_do_without(
+    run: Path, tmp_path: Path
+) -> None:
     # Which generations a claim voided is written nowhere else until it has saved (rule 3a).
     root = copy_of(run, tmp_path / "run")
     with Trainer(root).engine as engine:

@@ -45,8 +45,6 @@ def take_up(root: Path) -> tuple[int, Trainer]:
     return restored.generation, trainer
 
 
-
-
 def newest_without(root: Path, file: str) -> int:
     live = read(local(root)).live
     hit = {n for n, summary in live.items() if file == layout.manifest(n) or file in {blob.name for blob in summary.blobs}}

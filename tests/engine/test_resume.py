@@ -336,7 +336,11 @@ def test_asking_shows_every_difference_and_goes_on_only_with_a_yes(answer: str, 
         return answer
 
     mismatches = Mismatches({"version": "ask", "env": "ask"}, ask=ask)
-    found = [Difference("version/a", "1", "2", "version"), Difference("env/n", "4", "8", "env"), Difference("x", "1", "2", "machine")]
+    found = [
+        Difference("version/a", "1", "2", "version"),
+        Difference("env/n", "4", "8", "env"),
+        Difference("x", "1", "2", "machine"),
+    ]
     if goes_on:
         assert mismatches.judge(found, root="r", generation=1) == ["x: saved 1, here 2"]
     else:
@@ -384,9 +388,9 @@ def test_a_component_that_is_new_in_the_script_warns_or_is_an_error_by_what_it_i
         restored = engine.resume()
         assert restored is not None
         assert restored.warnings == ("normalizer: saved nothing, here a component",)
-    with CheckpointEngine(tmp_path, state=state_at(0) | {"value": np.zeros(1)}, writer="inline") as engine:
-        with pytest.raises(MismatchError):
-            engine.resume()
+    state = state_at(0) | {"value": np.zeros(1)}
+    with CheckpointEngine(tmp_path, state=state, writer="inline") as engine, pytest.raises(MismatchError):
+        engine.resume()
 
 
 def test_a_full_disk_that_cannot_take_a_mark_keeps_nobody_from_a_sound_generation(tmp_path: Path) -> None:

@@ -227,11 +227,11 @@ def test_the_state_must_be_known_before_anything_is_written(tmp_path: Path) -> N
     with CheckpointEngine(tmp_path, state=state, writer="inline") as engine:
         engine.save(1)
         state["policy"]["odd"] = object()
-        before = {path for path in tmp_path.rglob("*")}
+        before = set(tmp_path.rglob("*"))
         with pytest.raises(UsageError) as caught:
             engine.save(2)
         assert caught.value.facts["path"] == "policy/odd"
-        assert {path for path in tmp_path.rglob("*")} == before
+        assert set(tmp_path.rglob("*")) == before
         del state["policy"]["odd"]
         engine.save(2)
         assert engine.wait().number == 2  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from milepost.clock import FakeClock
 from milepost.engine import oneshot, provenance
 from milepost.engine.checkpoint_engine import CheckpointEngine
-from milepost.errors import ConflictError, CorruptError, MilepostError, NotFoundError, UsageError
+from milepost.errors import ConflictError, CorruptError, NotFoundError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import every
 from milepost.lifecycle.verify import verify
@@ -90,9 +90,7 @@ class Model:
 
     saved: dict[int, Saved] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
-    """What the head names, itself included."""
-    dropped: set[int] = field(default_factory=set)
-    """Dropped, and held up by a pin."""
+    """The live ones: what the head names, itself included. A pinned one is kept by every manifest that follows."""
     pinned: set[int] = field(default_factory=set)
     strays: set[int] = field(default_factory=set)
     """Numbers of manifests that a fenced writer has left."""
@@ -104,24 +102,19 @@ class Model:
     settled_next: int = 1
     term: int = 0
     stale: bool = False
-    """Something changed that a resume of a head looked at before need not see."""
+    """A blob was damaged: a process that has verified this head need not see it before it loads."""
 
     @property
     def files(self) -> set[int]:
-        return self.kept | self.dropped | self.strays
-
-    @property
-    def live(self) -> set[int]:
-        return self.kept | (self.dropped & self.pinned)
+        return self.kept | self.strays
 
     def is_sound(self, number: int) -> bool:
         return not self.saved[number].blobs & self.damaged
 
     def claimed(self) -> None:
         """Sweep, and settle on the head and the next number."""
-        live = self.live
         self.settled_next = self.next = max([self.settled_next, *(number + 1 for number in self.files)])
-        self.kept, self.dropped, self.strays, self.litter = live, set(), set(), set()
+        self.strays, self.litter = set(), set()
         self.term += 1
         self.stale = False
 
@@ -134,15 +127,13 @@ class Model:
         number = summary.number
         self.saved[number] = Saved(summary, content, blobs)
         candidates = {n: self.saved[n].summary for n in self.kept | {number}}
-        kept = set(candidates) if keep is None else plain_selection(keep, candidates, self.pinned | {resumed_from})
-        self.dropped |= self.kept - kept
-        self.kept, self.head, self.next = kept, number, number + 1
-        self.dropped &= self.pinned
+        self.kept = set(candidates) if keep is None else plain_selection(keep, candidates, self.pinned | {resumed_from})
+        self.head, self.next = number, number + 1
         self.stale = False
 
     def ranked(self, keep: Keep) -> list[int]:
         scored = []
-        for number in self.live:
+        for number in self.kept:
             metric = self.saved[number].summary.metrics.get("score")
             if metric and not math.isnan(metric.number) and self.saved[number].summary.healthy:
                 scored.append((metric.number if keep.mode == "max" else -metric.number, number))
@@ -152,7 +143,7 @@ class Model:
         if which == "best":
             return self.ranked(keep)
         if which == "latest":
-            return [number for number in sorted(self.live, reverse=True) if self.saved[number].summary.healthy]
+            return [number for number in sorted(self.kept, reverse=True) if self.saved[number].summary.healthy]
         assert isinstance(which, int)
         return [which]
 
@@ -182,14 +173,19 @@ class Life(RuleBasedStateMachine):
             self.store, state=state, when=every(steps=interval), keep=keep, writer="inline", take_over=True, clock=self.clock()
         )
         engine.claim()
-        self.process = Process(engine, state, keep, interval, ready=not self.model.live)
+        self.process = Process(engine, state, keep, interval, ready=not self.model.kept)
         self.model.claimed()
 
     @initialize(keep=st.sampled_from(KEEPS), interval=st.sampled_from(INTERVALS))
     def begin(self, keep: Keep, interval: int) -> None:
         self.start_with(keep, interval)
 
-    @rule(keep=st.sampled_from(KEEPS), interval=st.sampled_from(INTERVALS), close=st.booleans(), resume=st.booleans())
+    @rule(
+        keep=st.sampled_from(KEEPS),
+        interval=st.sampled_from(INTERVALS),
+        close=st.booleans(),
+        resume=st.sampled_from([True, True, False]),
+    )
     def restart(self, keep: Keep, interval: int, close: bool, resume: bool) -> None:
         """Start another process, with other settings; the one before it has ended, or sleeps and may wake."""
         if self.process and close:
@@ -245,6 +241,13 @@ class Life(RuleBasedStateMachine):
         self.saved(process)
 
     @precondition(lambda self: self.process and self.process.ready)
+    @rule(fixed=st.booleans(), times=st.integers(1, 4))
+    def train_and_save(self, fixed: bool, times: int) -> None:
+        for _ in range(times):
+            self.train(fixed, False, 3)
+            self.save()
+
+    @precondition(lambda self: self.process and self.process.ready)
     @rule()
     def save_if_due(self) -> None:
         process = self.running()
@@ -271,7 +274,9 @@ class Life(RuleBasedStateMachine):
         assert (head.healthy, head.rollback_to) == (summary.healthy, summary.rollback_to)
         assert head.metrics.keys() == summary.metrics.keys()
         if process.base and model.saved[process.base].content.fixed == content.fixed:
-            assert frozenset(b.name for b in head.blobs) & model.saved[process.base].blobs, "what did not change was written again"
+            assert frozenset(b.name for b in head.blobs) & model.saved[process.base].blobs, (
+                "what did not change was written again"
+            )
         model.published(process.keep, summary, content, frozenset(b.name for b in head.blobs), process.resumed_from)
         process.base, process.last_step, process.pending, process.new_best = number, content.step, None, False
 
@@ -282,10 +287,10 @@ class Life(RuleBasedStateMachine):
     def resume_by_word(self, which: str) -> None:
         self.resume(which)
 
-    @precondition(lambda self: self.may_resume() and self.model.live)
+    @precondition(lambda self: self.may_resume() and self.model.kept)
     @rule(data=st.data())
     def resume_a_number(self, data: st.DataObject) -> None:
-        self.resume(data.draw(st.sampled_from(sorted(self.model.live))))
+        self.resume(data.draw(st.sampled_from(sorted(self.model.kept))))
 
     @precondition(lambda self: self.may_resume())
     @rule()
@@ -300,7 +305,7 @@ class Life(RuleBasedStateMachine):
     def resume(self, which: Any) -> None:
         process, model = self.running(), self.model
         process.looked_at = model.head
-        if which == "never" or (isinstance(which, str) and not model.live):
+        if which == "never" or (isinstance(which, str) and not model.kept):
             assert process.engine.resume(which) is None
             process.base, process.last_step, process.ready = 0, 0, True
             self.begin_metrics(process)
@@ -324,6 +329,26 @@ class Life(RuleBasedStateMachine):
         assert (restored.generation, process.content()) == (sound[0], model.saved[sound[0]].content)
         process.base = process.resumed_from = sound[0]
         process.last_step, process.ready = restored.step, True
+        process.pending, process.new_best = None, False
+        self.begin_metrics(process)
+
+    @precondition(lambda self: self.may_resume())
+    @rule()
+    def adopt(self) -> None:
+        """Go on from the newest sound generation with the state as it is."""
+        process, model = self.running(), self.model
+        process.looked_at = model.head
+        sound = [number for number in model.candidates("latest", process.keep) if model.is_sound(number)]
+        if model.kept and not sound:
+            with pytest.raises(CorruptError, match="none that may be loaded"):
+                process.engine.adopt()
+            return
+        before = process.content()
+        adopted = process.engine.adopt()
+        assert process.content() == before
+        assert (adopted.number if adopted else 0) == (sound[0] if sound else 0)
+        process.base, process.last_step, process.ready = (adopted.number, adopted.step, True) if adopted else (0, 0, True)
+        process.resumed_from = process.base or process.resumed_from
         self.begin_metrics(process)
 
     def begin_metrics(self, process: Process) -> None:
@@ -334,27 +359,27 @@ class Life(RuleBasedStateMachine):
         if known and process.keep.by:
             process.best = max(known) if process.keep.mode == "max" else min(known)
 
-    @precondition(lambda self: self.model.live)
+    @precondition(lambda self: self.model.kept)
     @rule(data=st.data())
     def rollback(self, data: st.DataObject) -> None:
         """Roll back between two processes, as an operator does."""
         model, process = self.model, self.running()
-        to = data.draw(st.sampled_from(sorted(model.live)))
+        to = data.draw(st.sampled_from(sorted(model.kept)))
+        if to == model.head or not model.is_sound(to):
+            with pytest.raises(UsageError if to == model.head else CorruptError):
+                oneshot.rollback(self.store, to)
+            return
         with pytest.raises(ConflictError, match="already"):
             oneshot.rollback(self.store, to)
         process.engine.close()
         model.claimed()
-        if to == model.head or not model.is_sound(to):
-            with pytest.raises(UsageError if to == model.head else CorruptError):
-                oneshot.rollback(self.store, to)
-        else:
-            number = model.take_number()
-            rolled = oneshot.rollback(self.store, to)
-            assert (rolled.number, rolled.parent, rolled.rollback_to) == (number, model.head, to)
-            old = model.saved[to]
-            metrics = {name: metric.number for name, metric in old.summary.metrics.items()}
-            summary = generation(number, term=model.term, healthy=old.summary.healthy, rollback_to=to, metrics=metrics)
-            model.published(None, summary, old.content, old.blobs, 0)
+        number = model.take_number()
+        rolled = oneshot.rollback(self.store, to, take_over=True)  # a zombie may hold the guard
+        assert (rolled.number, rolled.parent, rolled.rollback_to) == (number, model.head, to)
+        old = model.saved[to]
+        metrics = {name: metric.number for name, metric in old.summary.metrics.items()}
+        summary = generation(number, term=model.term, healthy=old.summary.healthy, rollback_to=to, metrics=metrics)
+        model.published(None, summary, old.content, old.blobs, 0)
         self.start_with(process.keep, process.interval)
 
     # --- from outside ---------------------------------------------------------------------------------------------------
@@ -362,7 +387,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
         number = data.draw(st.integers(1, self.model.next))
-        if number in self.model.live:
+        if number in self.model.kept:
             pin(self.store, number)
             self.model.pinned.add(number)
         else:
@@ -375,12 +400,11 @@ class Life(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.model.pinned)))
         unpin(self.store, number)
         self.model.pinned.discard(number)
-        self.model.stale = True
 
-    @precondition(lambda self: self.model.live)
+    @precondition(lambda self: self.model.kept)
     @rule(data=st.data())
     def damage(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.model.live)))
+        number = data.draw(st.sampled_from(sorted(self.model.kept)))
         sound = sorted(self.model.saved[number].blobs - self.model.damaged)
         if not sound:
             return
@@ -441,7 +465,7 @@ class Life(RuleBasedStateMachine):
         assert found == self.model.files
 
     def check_which_blobs_lie_there(self) -> None:
-        named = {blob for number in self.model.kept | self.model.dropped for blob in self.model.saved[number].blobs}
+        named = {blob for number in self.model.kept for blob in self.model.saved[number].blobs}
         assert {entry.name for entry in self.store.list(layout.BLOBS)} == named | self.model.litter
 
     def check_terms(self) -> None:
@@ -459,7 +483,7 @@ class Life(RuleBasedStateMachine):
     def check_what_readers_see(self) -> None:
         view = read(self.store)
         assert (view.head.number if view.head else 0) == self.model.head
-        assert set(view.live) == self.model.live
+        assert set(view.live) == self.model.kept
         assert view.void <= self.model.strays
         assert not view.undecided
         assert {number for number, held in view.pins.items() if held.state == "held"} == self.model.pinned
@@ -467,7 +491,7 @@ class Life(RuleBasedStateMachine):
     def check_what_verifies(self) -> None:
         report = verify(self.store)
         for found in report.generations:
-            if found.number in self.model.live:
+            if found.number in self.model.kept:
                 assert found.state == ("valid" if self.model.is_sound(found.number) else "damaged")
             else:
                 assert found.state in ("void", "retired")
@@ -475,12 +499,11 @@ class Life(RuleBasedStateMachine):
 
     def check_the_newest_loads(self) -> None:
         sound = [number for number in self.model.candidates("latest", KEEPS[0]) if self.model.is_sound(number)]
-        try:
-            tree = oneshot.load(self.store)
-        except MilepostError as error:
-            assert not sound
-            assert isinstance(error, CorruptError if self.model.live else NotFoundError)
+        if not sound:
+            with pytest.raises(CorruptError if self.model.kept else NotFoundError):
+                oneshot.load(self.store)
             return
+        tree = oneshot.load(self.store)
         assert isinstance(tree, dict)
         loaded = Content(tree["counters"]["step"], float(tree["policy"]["w"][0]), int(tree["replay"]["rows"][0]))
         assert loaded == self.model.saved[sound[0]].content

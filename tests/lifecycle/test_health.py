@@ -98,8 +98,10 @@ def test_the_scan_agrees_with_numpy(numbers: np.ndarray[Any, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("component", "scanned"),
-    [("policy", True), ("value", True), ("target", True), ("optimizer", True), ("critic/optimizer", True)]
-    + [("replay", False), ("normalizer", False), ("extra", False), ("policy/extra", False)],
+    [
+        *(("policy", True), ("value", True), ("target", True), ("optimizer", True), ("critic/optimizer", True)),
+        *(("replay", False), ("normalizer", False), ("extra", False), ("policy/extra", False)),
+    ],
 )
 def test_weights_and_moments_are_scanned_and_nothing_else(component: str, scanned: bool) -> None:
     assert is_scanned(component) is scanned

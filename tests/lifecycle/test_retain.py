@@ -22,9 +22,7 @@ def run(*summaries: Summary) -> dict[int, Summary]:
 
 def scores(*values: float | None) -> dict[int, Summary]:
     """Return generations 1, 2, 3 ... which carry these scores; None carries none."""
-    return run(
-        *(generation(n, metrics=None if value is None else {"score": value}) for n, value in enumerate(values, 1))
-    )
+    return run(*(generation(n, metrics=None if value is None else {"score": value}) for n, value in enumerate(values, 1)))
 
 
 RANKS = {
@@ -64,31 +62,58 @@ KEPT = {
     "what is pinned": (Keep(last=1), run(*map(generation, NUMBERS)), (2,), {2, 6}),
     "no pin makes a dead one live": (Keep(last=1), run(*map(generation, NUMBERS)), (9,), {6}),
     "the newest healthy one": (
-        Keep(last=2), run(generation(1), generation(2), *(generation(n, healthy=False) for n in (3, 4, 5))), (), {2, 4, 5},
+        Keep(last=2),
+        run(generation(1), generation(2), *(generation(n, healthy=False) for n in (3, 4, 5))),
+        (),
+        {2, 4, 5},
     ),
     "the newest that is also complete": (
-        Keep(last=1), run(generation(1), generation(2, complete=False), generation(3, complete=False)), (), {1, 3},
+        Keep(last=1),
+        run(generation(1), generation(2, complete=False), generation(3, complete=False)),
+        (),
+        {1, 3},
     ),
     "complete but sick does not count": (
-        Keep(last=1), run(generation(1), generation(2, healthy=False), generation(3, complete=False)), (), {1, 3},
+        Keep(last=1),
+        run(generation(1), generation(2, healthy=False), generation(3, complete=False)),
+        (),
+        {1, 3},
     ),
     "a trim is not one more": (
-        Keep(last=2), run(generation(1), generation(2), generation(3), generation(4, trim_of=3)), (), {2, 4},
+        Keep(last=2),
+        run(generation(1), generation(2), generation(3), generation(4, trim_of=3)),
+        (),
+        {2, 4},
     ),
     "a trim of a trim": (
-        Keep(last=2), run(generation(1), generation(3), generation(4, trim_of=3), generation(5, trim_of=4)), (), {1, 5},
+        Keep(last=2),
+        run(generation(1), generation(3), generation(4, trim_of=3), generation(5, trim_of=4)),
+        (),
+        {1, 5},
     ),
     "a pinned one that a trim repeats": (
-        Keep(last=1), run(generation(1), generation(2), generation(3, trim_of=2)), (2,), {2, 3},
+        Keep(last=1),
+        run(generation(1), generation(2), generation(3, trim_of=2)),
+        (2,),
+        {2, 3},
     ),
     "all that stood before a fresh start, at its first": (
-        Keep(last=1), run(generation(1), generation(2), generation(3, rollback_to=0)), (), {1, 2, 3},
+        Keep(last=1),
+        run(generation(1), generation(2), generation(3, rollback_to=0)),
+        (),
+        {1, 2, 3},
     ),
     "nothing of that from the second on": (
-        Keep(last=1), run(generation(1), generation(2), generation(3, rollback_to=0), generation(4)), (), {4},
+        Keep(last=1),
+        run(generation(1), generation(2), generation(3, rollback_to=0), generation(4)),
+        (),
+        {4},
     ),
     "a trim of a fresh start is not the second": (
-        Keep(last=1), run(generation(1), generation(3, rollback_to=0), generation(4, rollback_to=0, trim_of=3)), (), {1, 4},
+        Keep(last=1),
+        run(generation(1), generation(3, rollback_to=0), generation(4, rollback_to=0, trim_of=3)),
+        (),
+        {1, 4},
     ),
     "a rollback is no fresh start": (Keep(last=1), run(generation(1), generation(2), generation(3, rollback_to=1)), (), {3}),
     "nothing": (Keep(), {}, (1,), set()),
@@ -131,9 +156,7 @@ def histories(draw: st.DrawFn) -> dict[int, Summary]:
     return live
 
 
-keeps = st.builds(
-    Keep, last=st.integers(1, 4), best=st.integers(0, 3), by=st.just("score"), mode=st.sampled_from(["max", "min"])
-)
+keeps = st.builds(Keep, last=st.integers(1, 4), best=st.integers(0, 3), by=st.just("score"), mode=st.sampled_from(["max", "min"]))
 
 
 def plain_selection(keep: Keep, live: dict[int, Summary], protected: set[int]) -> set[int]:

@@ -36,7 +36,11 @@ def test_a_counter_that_goes(case: str, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("trigger", "seconds", "words"),
-    [(every(seconds=1.5), 1.5, "every 1.5 seconds"), (every(minutes=10), 600, "every 10 minutes"), (every(hours=2), 7200, "every 2 hours")],
+    [
+        (every(seconds=1.5), 1.5, "every 1.5 seconds"),
+        (every(minutes=10), 600, "every 10 minutes"),
+        (every(hours=2), 7200, "every 2 hours"),
+    ],
 )
 def test_time_counts_from_the_last_save(trigger: Every, seconds: float, words: str) -> None:
     start = 12_345 * SECOND
@@ -56,8 +60,10 @@ def test_of_several_triggers_the_first_that_is_due_says_why() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{}, {"steps": 0}, {"steps": -5}, {"steps": 1.5}, {"steps": True}, {"minutes": 0}, {"seconds": -1.0}]
-    + [{"hours": float("inf")}, {"seconds": float("nan")}, {"minutes": True}],
+    [
+        *({}, {"steps": 0}, {"steps": -5}, {"steps": 1.5}, {"steps": True}),
+        *({"minutes": 0}, {"seconds": -1.0}, {"hours": float("inf")}, {"seconds": float("nan")}, {"minutes": True}),
+    ],
 )
 def test_an_interval_that_cannot_work_is_refused(setting: dict[str, float]) -> None:
     with pytest.raises(UsageError) as caught:

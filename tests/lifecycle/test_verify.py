@@ -31,9 +31,7 @@ def full_root(world: World) -> Writer:
     for value in (1, 2, 3):
         a.save(value)
     pin(world.plain(), 2)
-    quarantine.mark(
-        world.plain(), world.clock(), run_id=a.session.run.run_id, term=1, number=2, kind="kills-loader", reason="x"
-    )
+    quarantine.mark(world.plain(), world.clock(), run_id=a.session.run.run_id, term=1, number=2, kind="kills-loader", reason="x")
     return a
 
 

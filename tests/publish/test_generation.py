@@ -1,4 +1,4 @@
-"""One save at a time: what it may touch before it counts, what moves when it does, and what it says of its base (rules 9 to 13, 27)."""
+"""One save at a time: what it may touch before it counts, what moves when it does, what it says of its base (9 to 13, 27)."""
 
 from __future__ import annotations
 

@@ -243,7 +243,9 @@ def test_a_writer_that_wakes_in_the_middle_of_a_reset_hinders_nobody_from_finish
 
 
 @pytest.mark.parametrize("operation", ["list", "delete", "delete blobs", "sync"])
-def test_a_writer_that_slept_through_a_reset_while_it_retired_deletes_nothing_of_the_new_run(world: World, operation: str) -> None:
+def test_a_writer_that_slept_through_a_reset_while_it_retired_deletes_nothing_of_the_new_run(
+    world: World, operation: str
+) -> None:
     a = world.open(keep=Keep(last=1))
     assert isinstance(a.store, FaultStore)
     a.save(1, fixed=1)
@@ -348,7 +350,8 @@ def test_a_claimer_that_finds_no_run_because_of_a_reset_does_not_count_from_one_
 
 
 @pytest.mark.parametrize(
-    ("operation", "pattern"), [
+    ("operation", "pattern"),
+    [
         ("move", layout.RUN),
         ("list", layout.TERMS),
         ("list", layout.EVENTS),

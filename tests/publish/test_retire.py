@@ -1,4 +1,4 @@
-"""Deleting: only what a published manifest dropped, only what nobody names, and never near what cannot be read (rules 3a, 8, 14, 15)."""
+"""Deleting: only what a published manifest dropped and nobody names, nothing that an unreadable one may name (3a, 8, 14, 15)."""
 
 from __future__ import annotations
 

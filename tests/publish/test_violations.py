@@ -6,6 +6,9 @@ nobody sleeps: a process stands at the door of the operation named until the oth
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+
 import pytest
 
 from milepost.engine import oneshot
@@ -15,7 +18,8 @@ from milepost.publish import layout
 from milepost.publish.pins import pin, unpin
 from milepost.publish.pointer import read_latest
 from milepost.publish.view import read
-from milepost.testing.faults import FaultStore, Killed
+from milepost.records import Summary
+from milepost.testing.faults import FaultStore, Gate, Killed
 from tests.publish.world import World, Writer, blobs_of, done
 
 M1, M2, M3, M4 = (layout.manifest(number) for number in (1, 2, 3, 4))
@@ -36,8 +40,7 @@ def faults(writer: Writer) -> FaultStore:
     return writer.store
 
 
-def is_fenced(action: object) -> None:
-    assert callable(action)
+def is_fenced(action: Callable[[], object]) -> None:
     with pytest.raises(ConflictError) as caught:
         action()
     assert caught.value.kind == "fenced"
@@ -99,7 +102,7 @@ def test_v2_nobody_rolls_back_to_a_generation_that_a_fenced_writer_is_deleting(w
 # --- V3: generations are listed before terms (rule 19), and a fence without a settlement is said (rule 3) ---------------
 
 
-def claimer_paused_before_its_settlement(world: World, a: Writer) -> tuple[object, object]:
+def claimer_paused_before_its_settlement(world: World, a: Writer) -> tuple[Gate, Future[Writer]]:
     """Let B fence and list (head 2) and stand there, while A creates generation 3 and is told that it is fenced."""
     b_store = world.process()
     gate = b_store.pause("create", SETTLEMENT_2)
@@ -286,12 +289,12 @@ def test_v9_a_sweep_that_was_paused_takes_no_blob_of_a_later_claimer(world: Worl
     with pytest.raises(Killed):
         a.save(3)  # leaves a blob
     b_store = world.process()
-    deleting = b_store.pause("delete", "blobs/*")
+    settled = b_store.pause("create", SETTLEMENT_2, after=True)
     b = world.start(lambda: world.open(b_store))
-    deleting.wait_until_reached()
+    settled.wait_until_reached()
     c = world.open()
     saved = c.save(30)
-    deleting.release()
+    settled.release()
     done(b)
     assert set(world.names(layout.BLOBS)) == blobs_of(*world.check(saved).live.values())
 
@@ -346,9 +349,10 @@ def test_v10a_a_create_that_lands_between_two_tries_is_recognised(world: World) 
     saved = a.save(3)
     assert saved.number == 3
     assert faults(a).names_asked("create").count(M3) == 1
-    # Its name may not be durable yet: it is, before anyone is told.
+    # Its name may not be durable: it is made so before anyone is told.
     asked = [(op.operation, op.name) for op in faults(a).operations]
-    assert ("sync", layout.GENERATIONS) in asked[asked.index(("create", M3)) : asked.index(("replace", layout.LATEST), asked.index(("create", M3)))]
+    created, told = asked.index(("create", M3)), len(asked) - asked[::-1].index(("replace", layout.LATEST))
+    assert ("sync", layout.GENERATIONS) in asked[created:told]
     world.check(saved)
 
 
@@ -488,7 +492,7 @@ def test_v13_a_pin_that_is_going_to_fail_makes_nothing_alive(world: World) -> No
     world.check(b.save(4))
 
 
-def wanted_but_not_yet_held(world: World) -> tuple[object, object]:
+def wanted_but_not_yet_held(world: World) -> tuple[Gate, Future[Summary]]:
     """Let A drop 1 and die, while P has seen that 1 is live and has not said so yet."""
     a = world.open(keep=Keep(last=2))
     a.save(1, fixed=7)

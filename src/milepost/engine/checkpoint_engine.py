@@ -14,7 +14,7 @@ from milepost.clock import Clock, SystemClock
 from milepost.engine.arena import Arena
 from milepost.engine.background import Background
 from milepost.engine.capture import capture
-from milepost.engine.components import check_state
+from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
@@ -27,7 +27,6 @@ from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
 from milepost.publish.view import read
 from milepost.records import Exactness, Metric, Restored, Summary
-from milepost.state.kinds import as_component
 from milepost.state.protocol import Reporting
 from milepost.store.base import Store
 from milepost.store.resolve import open_store
@@ -74,16 +73,8 @@ class CheckpointEngine:
         blob_bytes: int = BLOB_BYTES,
         clock: Clock | None = None,
     ) -> None:
-        self.state = {name: as_component(value) for name, value in state.items()}
-        check_state(self.state)
-        if on_save_error not in ("raise", "warn") or writer not in ("thread", "inline"):
-            raise UsageError(
-                'on_save_error is "raise" or "warn", writer is "thread" or "inline"',
-                kind="bad-setting",
-                hint='CheckpointEngine(..., on_save_error="warn")',
-                on_save_error=on_save_error,
-                writer=writer,
-            )
+        self.state = components_of(state)
+        _check_settings(when, keep, on_save_error, writer)
         self.keep = keep or Keep()
         self.exactness = dict(exactness or {})
         self._clock = clock or SystemClock()
@@ -354,6 +345,25 @@ class CheckpointEngine:
         self.claim()
         assert self._open is not None
         return self._open
+
+
+def _check_settings(when: object, keep: object, on_save_error: str, writer: str) -> None:
+    found: dict[str, object] = {}
+    if when is not None and not callable(getattr(when, "due", None)):
+        found["when"] = when
+    if keep is not None and not isinstance(keep, Keep):
+        found["keep"] = keep
+    if on_save_error not in ("raise", "warn"):
+        found["on_save_error"] = on_save_error
+    if writer not in ("thread", "inline"):
+        found["writer"] = writer
+    if found:
+        raise UsageError(
+            "an engine cannot be made with these settings",
+            kind="bad-setting",
+            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "inline"',
+            **found,
+        )
 
 
 def _whole(name: str, value: int) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from milepost.errors import UsageError
+from milepost.state.kinds import as_component
 from milepost.state.restore import check_restorable
 
 NAMES = (
@@ -43,15 +44,19 @@ def is_essential(name: str) -> bool:
     return name.rpartition("/")[2] in ESSENTIAL
 
 
-def check_state(state: Mapping[str, object]) -> None:
-    """Raise `UsageError` unless every component has a known name and can be brought back in place."""
+def components_of(state: Mapping[str, object]) -> dict[str, object]:
+    """Return the components by name; environments stand wrapped in what knows how to save them.
+
+    Raises `UsageError` unless every one has a known name and can be brought back in place.
+    """
     if not isinstance(state, Mapping) or not state:
         raise UsageError(
             "state maps component names to what is to be saved",
             kind="no-state",
             hint='state={"policy": net, "optimizer": optimizer, ...}',
         )
-    for name, value in state.items():
+    found = {name: as_component(value) for name, value in state.items()}
+    for name, value in found.items():
         if not is_name(name):
             raise UsageError(
                 "this is not a component's name",
@@ -60,3 +65,4 @@ def check_state(state: Mapping[str, object]) -> None:
                 name=name,
             )
         check_restorable(value, name)
+    return found

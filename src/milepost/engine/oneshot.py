@@ -159,7 +159,7 @@ def _check_target(store: Store, view: View, to: int) -> None:
         raise UsageError(
             "this generation is the newest already",
             kind="already-newest",
-            hint=f"milepost ls {store.url}",
+            hint=f"milepost ls {store.url} shows the others",
             root=store.url,
             generation=to,
         )

@@ -97,7 +97,7 @@ def no_such_generation(store: Store, number: int) -> NotFoundError:
     return NotFoundError(
         "there is no such generation",
         kind="no-such-generation",
-        hint=f"milepost ls {store.url}",
+        hint=f"milepost ls {store.url} shows those there are",
         root=store.url,
         generation=number,
     )

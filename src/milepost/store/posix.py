@@ -207,6 +207,7 @@ _MEANINGS: dict[int, tuple[str, bool, str]] = {
     errno.EROFS: ("read-only", False, "the file system is mounted read-only; a failing disk may cause that: see dmesg"),
     errno.EIO: ("io", False, "the disk or its network failed: see dmesg, then milepost verify"),
     errno.ENOENT: ("vanished", False, "was it removed or moved under this process, or swept by a writer that took over?"),
+    errno.ENOTDIR: ("not-a-directory", False, "a part of the path is a file: choose a directory for the run root"),
     errno.EXDEV: ("cross-device", False, "keep the whole run root on one file system"),
     errno.ENAMETOOLONG: ("name-too-long", False, "choose a shorter path for the run root"),
     errno.EMFILE: ("too-many-files", True, "raise the limit on open files (ulimit -n)"),
