@@ -18,8 +18,9 @@ from milepost.records import Provenance
 from milepost.store.lock import boot_id
 
 PACKAGES = ("milepost", "numpy", "torch", "gymnasium", "stable-baselines3")
-_SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth)")
+_SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth|bearer)")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+_NESTED = re.compile(r"(?i)([\w.-]*(?:token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth)[\w.-]*)(\s*[:=]\s*)\S.*")
 
 
 def identity() -> Identity:
@@ -66,18 +67,17 @@ def without_secrets(arguments: Sequence[str]) -> str:
 
     >>> without_secrets(["python", "train.py", "--api-key", "abc", "--token=xyz", "s3://user:pass@host/b"])
     "python train.py --api-key '***' '--token=***' 's3://***@host/b'"
+    >>> without_secrets(["run", "--config=db.password=hunter2", "--header", "Authorization: Bearer abc"])
+    "run '--config=db.password=***' --header 'Authorization: ***'"
     """
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
         if hide_next and not argument.startswith("-"):
             shown.append("***")
-        elif equals and _SECRET.search(name):
-            shown.append(f"{name}=***")
         else:
-            shown.append(_URL_PASSWORD.sub("***", argument))
-        hide_next = argument.startswith("-") and not equals and bool(_SECRET.search(argument))
+            shown.append(_NESTED.sub(r"\1\2***", _URL_PASSWORD.sub("***", argument)))
+        hide_next = argument.startswith("-") and "=" not in argument and bool(_SECRET.search(argument))
     return shlex.join(shown)
 
 
