@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from milepost.cli.main import main
 from milepost.lifecycle.retain import Keep
 from milepost.publish import quarantine
+from milepost.publish.generation import build_on
 from milepost.publish.pins import pin
 from tests.cli.runs import Run, measured
 
@@ -118,7 +119,7 @@ class TestLs:
         from milepost.records import Fence
 
         run.saves([1])
-        run.store.create("terms/0002.json", encode(Fence(run.chain.run_id, 2, "c", "host8", "boot", 7, "")))
+        run.store.create("terms/0002.json", encode(Fence(2, "c", "host8", "boot", 7, "")))
         assert document("ls", run.root)["undecided"] is True
         assert "undecided" in milepost("ls", run.root).stdout.splitlines()[1]
 
@@ -196,7 +197,8 @@ class TestShow:
 
     def test_a_generation_that_goes_on_from_another_says_which(self, run: Run) -> None:
         run.saves([1, 2])
-        run.save(1, rollback_to=1)
+        build_on(run.chain, 1)
+        run.save(1)
         assert "g000002, continuing from g000001" in milepost("show", run.root).stdout
 
     def test_the_document_has_components_and_their_leaves_on_request(self, run: Run) -> None:

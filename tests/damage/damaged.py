@@ -63,7 +63,7 @@ def make_run(root: Path) -> None:
             path.unlink()
     store, clock = local(root), SystemClock()
     pins.pin(store, 4, by="a test")
-    run_id = pins.read(store).run.run_id  # type: ignore[union-attr]
+    run_id = pins.read(store).run_id
     quarantine.mark(store, clock, run_id=run_id, term=4, number=5, kind="damaged", reason="looked so once")
 
 

@@ -95,23 +95,23 @@ def test_a_file_that_is_gone_never_makes_a_fresh_start_of_a_run(run: Path, tmp_p
 
 def test_a_run_without_its_milepost_json_keeps_its_run_id(run: Path, tmp_path: Path) -> None:
     root = copy_of(run, tmp_path / "run")
-    before = read(local(root)).run
+    before = read(local(root)).run_id
     (root / "milepost.json").unlink()
     take_up(root)
-    assert {summary.run_id for summary in read(local(root)).live.values()} == {before.run_id}  # type: ignore[union-attr]
+    assert {summary.run_id for summary in read(local(root)).live.values()} == {before}
 
 
-def test_without_milepost_json_and_without_a_readable_fence_nobody_guesses_which_run_it_is(run: Path, tmp_path: Path) -> None:
-    root = copy_of(run, tmp_path / "run")
-    (root / "milepost.json").unlink()
-    for fence in (root / "terms").glob("????.json"):
-        fence.write_bytes(b"")
+def test_a_run_that_never_saved_and_whose_milepost_json_is_damaged_is_not_guessed_at(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "milepost.json").write_bytes(b"{")
     before = snapshot(local(root))
-    with pytest.raises(CorruptError) as caught:
-        Trainer(root).engine.resume()
-    assert (caught.value.kind, caught.value.facts["name"]) == ("damaged-record", "milepost.json")
-    after = snapshot(local(root))
-    assert before | {"writer.lock": b""} == after
+    for look in (oneshot.load, oneshot.verify, oneshot.reset):
+        with pytest.raises(CorruptError) as caught:
+            look(root)
+        assert (caught.value.kind, caught.value.facts["name"]) == ("damaged-record", "milepost.json")
+        assert "remove milepost.json" in caught.value.hint
+    assert snapshot(local(root)) == before
 
 
 def test_a_manifest_of_another_run_is_left_alone_and_its_number_skipped(run: Path, other_run: Path, tmp_path: Path) -> None:
@@ -133,17 +133,18 @@ def test_a_manifest_of_another_run_over_the_newest_one_makes_the_one_before_the_
     assert take_up(root)[0] == 5
 
 
-def test_another_runs_root_copied_over_this_one_is_that_run_from_then_on(run: Path, other_run: Path, tmp_path: Path) -> None:
+def test_another_runs_root_copied_over_this_one_is_not_taken_for_a_fresh_start(
+    run: Path, other_run: Path, tmp_path: Path
+) -> None:
+    # The terms are this run's, the manifests the other's: whose training was meant is not for a program to say.
     root = copy_of(run, tmp_path / "run")
-    shutil.copytree(other_run, root, dirs_exist_ok=True)
-    generation, trainer = take_up(root)
-    assert generation == 6
-    with Trainer(root).engine as engine:
-        restored = engine.resume()
-    assert restored is not None
-    assert restored.step == 20
-    assert read(local(root)).run == read(local(other_run)).run
-    assert trainer.is_at(20)
+    shutil.copytree(other_run / "generations", root / "generations", dirs_exist_ok=True)
+    before = snapshot(local(root))
+    with pytest.raises(CorruptError) as caught:
+        Trainer(root).engine.resume()
+    assert caught.value.kind == "nothing-valid"
+    assert "generations/000006.json" in str(caught.value.facts["of_another_run"])
+    assert {name for name in before if name.startswith(("generations/", "blobs/"))} <= set(snapshot(local(root)))
 
 
 def test_files_that_are_not_mileposts_are_left_alone(run: Path, tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_events_are_sealed_lines_in_one_file_a_term(tmp_path: Path) -> None:
     for path in files:
         for line in path.read_bytes().splitlines(keepends=True):
             event = json.loads(unseal(line, path.name))
-            assert (event["run_id"], event["attempt"]) == (read(local(tmp_path)).run.run_id, 1)  # type: ignore[union-attr]
+            assert (event["run_id"], event["attempt"]) == (read(local(tmp_path)).run_id, 1)
             told.append((event["term"], event["event"], event.get("generation"), event.get("retired")))
     assert told == [
         (1, "claimed", None, None),

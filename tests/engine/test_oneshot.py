@@ -220,7 +220,7 @@ def test_a_reset_run_is_whole_in_its_new_place_and_the_next_start_is_fresh(tmp_p
     assert caught.value.kind == "no-generation"
     saved = oneshot.save(tmp_path, [9])
     assert saved.number > 2, "numbers of the old run are never used again"
-    assert saved.run_id == record.new_run_id
+    assert saved.run_id != record.run_id
     assert oneshot.load(tmp_path) == [9]
 
 

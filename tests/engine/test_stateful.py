@@ -60,6 +60,7 @@ class Saved:
     summary: Summary
     content: Content
     blobs: frozenset[str]
+    line: frozenset[int]
 
 
 @dataclass
@@ -108,6 +109,11 @@ class Model:
     def files(self) -> set[int]:
         return self.kept | self.strays
 
+    @property
+    def line(self) -> set[int]:
+        """Return what the head's state goes back to, as far as it is kept: a fallback goes nowhere else."""
+        return self.kept & self.saved[self.head].line if self.head else set()
+
     def is_sound(self, number: int) -> bool:
         return not self.saved[number].blobs & self.damaged
 
@@ -123,9 +129,12 @@ class Model:
             self.next += 1
         return self.next
 
-    def published(self, keep: Keep | None, summary: Summary, content: Content, blobs: frozenset[str], resumed_from: int) -> None:
+    def published(
+        self, keep: Keep | None, summary: Summary, content: Content, blobs: frozenset[str], base: int, resumed_from: int
+    ) -> None:
         number = summary.number
-        self.saved[number] = Saved(summary, content, blobs)
+        line = frozenset({number, *({base} | self.saved[base].line if base else ())})
+        self.saved[number] = Saved(summary, content, blobs, line)
         candidates = {n: self.saved[n].summary for n in self.kept | {number}}
         self.kept = set(candidates) if keep is None else plain_selection(keep, candidates, self.pinned | {resumed_from})
         self.head, self.next = number, number + 1
@@ -133,7 +142,7 @@ class Model:
 
     def ranked(self, keep: Keep) -> list[int]:
         scored = []
-        for number in self.kept:
+        for number in self.line:
             metric = self.saved[number].summary.metrics.get("score")
             if metric and not math.isnan(metric.number) and self.saved[number].summary.healthy:
                 scored.append((metric.number if keep.mode == "max" else -metric.number, number))
@@ -143,7 +152,7 @@ class Model:
         if which == "best":
             return self.ranked(keep)
         if which == "latest":
-            return [number for number in sorted(self.kept, reverse=True) if self.saved[number].summary.healthy]
+            return [number for number in sorted(self.line, reverse=True) if self.saved[number].summary.healthy]
         assert isinstance(which, int)
         return [which]
 
@@ -277,7 +286,9 @@ class Life(RuleBasedStateMachine):
             assert frozenset(b.name for b in head.blobs) & model.saved[process.base].blobs, (
                 "what did not change was written again"
             )
-        model.published(process.keep, summary, content, frozenset(b.name for b in head.blobs), process.resumed_from)
+        blobs = frozenset(b.name for b in head.blobs)
+        model.published(process.keep, summary, content, blobs, process.base, process.resumed_from)
+        assert set(head.line) == model.line
         process.base, process.last_step, process.pending, process.new_best = number, content.step, None, False
 
     # --- going back -----------------------------------------------------------------------------------------------------
@@ -379,7 +390,7 @@ class Life(RuleBasedStateMachine):
         old = model.saved[to]
         metrics = {name: metric.number for name, metric in old.summary.metrics.items()}
         summary = generation(number, term=model.term, healthy=old.summary.healthy, rollback_to=to, metrics=metrics)
-        model.published(None, summary, old.content, old.blobs, 0)
+        model.published(None, summary, old.content, old.blobs, to, 0)
         self.start_with(process.keep, process.interval)
 
     # --- from outside ---------------------------------------------------------------------------------------------------

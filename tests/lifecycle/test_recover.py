@@ -158,7 +158,7 @@ def test_a_word_that_means_nothing_is_refused(world: World, which: object) -> No
 
 def test_what_is_marked_as_killing_its_loader_is_skipped_even_if_asked_for(world: World) -> None:
     a, _ = saved(world, 1, 2)
-    run_id = a.session.run.run_id
+    run_id = a.session.run_id
     quarantine.mark(world.plain(), world.clock(), run_id=run_id, term=1, number=2, kind="kills-loader", reason="dies")
     assert (number(pick(world)), pick(world).skipped) == (1, (Skipped(2, "kills-loader", "dies"),))
     with pytest.raises(CorruptError):
@@ -167,7 +167,7 @@ def test_what_is_marked_as_killing_its_loader_is_skipped_even_if_asked_for(world
 
 def test_a_mark_of_damage_is_checked_again_and_reported_as_cleared(world: World) -> None:
     a, _ = saved(world, 1, 2)
-    run_id = a.session.run.run_id
+    run_id = a.session.run_id
     quarantine.mark(world.plain(), world.clock(), run_id=run_id, term=1, number=2, kind="damaged", reason="bad")
     assert (number(pick(world)), pick(world).cleared) == (2, (2,))
 

@@ -115,7 +115,18 @@ KEPT = {
         (),
         {1, 4},
     ),
-    "a rollback is no fresh start": (Keep(last=1), run(generation(1), generation(2), generation(3, rollback_to=1)), (), {3}),
+    "all that stood before a rollback, at its first": (
+        Keep(last=1),
+        run(generation(1), generation(2), generation(3, rollback_to=1)),
+        (),
+        {1, 2, 3},
+    ),
+    "nothing of that from the second on either": (
+        Keep(last=1),
+        run(generation(1), generation(2), generation(3, rollback_to=1), generation(4)),
+        (),
+        {4},
+    ),
     "nothing": (Keep(), {}, (1,), set()),
 }
 
@@ -184,7 +195,7 @@ def plain_selection(keep: Keep, live: dict[int, Summary], protected: set[int]) -
         [n for n in counted if live[n].healthy and live[n].complete],
     ):
         kept |= set(good[-1:])
-    fresh = [n for n in counted if live[n].rollback_to == 0]
+    fresh = [n for n in counted if live[n].rollback_to is not None]
     if fresh and len([n for n in counted if n >= fresh[-1]]) < 2:
         kept |= {n for n in counted if n < fresh[-1]}
     return kept | (protected & set(live))

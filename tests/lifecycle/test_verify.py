@@ -31,7 +31,7 @@ def full_root(world: World) -> Writer:
     for value in (1, 2, 3):
         a.save(value)
     pin(world.plain(), 2)
-    quarantine.mark(world.plain(), world.clock(), run_id=a.session.run.run_id, term=1, number=2, kind="kills-loader", reason="x")
+    quarantine.mark(world.plain(), world.clock(), run_id=a.session.run_id, term=1, number=2, kind="kills-loader", reason="x")
     return a
 
 
@@ -202,7 +202,7 @@ def test_where_resume_would_go_on_is_told(world: World) -> None:
     a.save(float("nan"), fixed=9)
     a.save(5, fixed=5, complete=False)
     assert verify(world.plain()).resume_from == 3
-    run_id = a.session.run.run_id
+    run_id = a.session.run_id
     quarantine.mark(world.plain(), world.clock(), run_id=run_id, term=1, number=3, kind="kills-loader", reason="x")
     assert verify(world.plain()).resume_from == 2
     for number in (1, 2, 3):

@@ -27,14 +27,14 @@ def settlement(world: World, term: int) -> Settlement:
 def test_the_first_claim_makes_a_run_and_settles_on_nothing(world: World) -> None:
     a = world.open()
     assert (a.term, a.head, a.session.chain.next) == (1, 0, 1)
-    assert settlement(world, 1) == Settlement(a.session.run.run_id, 1, 0, 1)
+    assert settlement(world, 1) == Settlement(a.session.run_id, 1, 0, 1)
     assert world.view().head is None
 
 
 def test_a_claim_takes_the_term_after_the_highest_that_any_record_names(world: World) -> None:  # rule 4
     a = world.open()
     a.save(1)
-    run = a.session.run.run_id
+    run = a.session.run_id
     world.plain().create(layout.fence(5), encode(Fence(run, 5, "c", "h", "b", 1, "")))
     assert world.open().term == 6
     world.plain().create(layout.settlement(9), encode(Settlement(run, 9, 0, 0, dead=True)))
@@ -100,7 +100,7 @@ def test_of_two_first_claims_at_once_one_makes_the_run_and_both_agree_on_it(worl
     gate.wait_until_reached()
     first = world.open()
     gate.release()
-    assert done(late).session.run == first.session.run
+    assert done(late).session.run_id == first.session.run_id
     assert (first.term, done(late).term) == (1, 2)
 
 

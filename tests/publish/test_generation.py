@@ -148,7 +148,7 @@ def test_a_save_under_way_when_the_fence_appears_is_not_acknowledged(world: Worl
 def test_a_number_that_a_higher_term_holds_means_fenced(world: World) -> None:  # rule 11
     a = world.open()
     a.save(1)
-    held = generation(2, term=5, run_id=a.session.run.run_id)
+    held = generation(2, term=5, run_id=a.session.run_id)
     world.plain().create(layout.manifest(2), encode(held))
     with pytest.raises(ConflictError) as caught:
         a.save(2)

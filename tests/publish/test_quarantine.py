@@ -17,7 +17,7 @@ def two_generations(world: World) -> str:
     a = world.open()
     a.save(1)
     a.save(2)
-    return a.session.run.run_id
+    return a.session.run_id
 
 
 def resume(world: World, which: object = "latest") -> Restored:

@@ -59,7 +59,7 @@ def check_aside(world: World, run_id: str, numbers: list[int]) -> View:
 
 def test_the_old_run_is_whole_where_it_was_put_and_the_new_one_starts_clean(world: World) -> None:
     a = three_generations(world)
-    old_id = a.session.run.run_id
+    old_id = a.session.run_id
     mine = "notes/mine.txt"
     world.plain().create(mine, b"not milepost's")
     record = do_reset(world)
@@ -70,7 +70,7 @@ def test_the_old_run_is_whole_where_it_was_put_and_the_new_one_starts_clean(worl
     assert left == [layout.RUN, mine]
     assert world.view().head is None
     b = world.open()
-    assert (b.session.run.run_id, b.term, b.head) == (record.new_run_id, 3, 0)
+    assert (b.session.run_id, b.term, b.head) == (record.new_run_id, 3, 0)
     saved = b.save(9)
     assert (saved.number, saved.parent) == (4, 0)
     world.check(saved)
@@ -107,7 +107,7 @@ def test_a_reset_whose_record_is_damaged_says_so_and_moves_nothing_more(world: W
 
 def kill_each(world: World, finish: Callable[[World, str], None]) -> int:
     """Let a reset die before each of its operations in turn, and call ``finish`` on what it left; return how many there were."""
-    old_id = three_generations(world).session.run.run_id
+    old_id = three_generations(world).session.run_id
     for number in itertools.count():
         trial = world.copy(number)
         dying = trial.process()
@@ -131,10 +131,10 @@ def test_a_reset_killed_at_any_operation_is_finished_by_the_next_claimer_or_has_
         b = trial.open()
         assert layout.RESET not in trial.names()
         if not begun:
-            assert (b.session.run.run_id, b.head) == (old_id, 3)
+            assert (b.session.run_id, b.head) == (old_id, 3)
             trial.check()
             return
-        assert b.session.run.run_id != old_id
+        assert b.session.run_id != old_id
         assert (b.term, b.head, b.session.chain.next) == (3, 0, 4)
         check_aside(trial, old_id, [2, 3])
         trial.check(b.save(9))
@@ -159,7 +159,7 @@ def test_a_reset_killed_at_any_operation_is_finished_by_asking_again(world: Worl
 
 
 def test_a_reset_that_dies_twice_is_still_finished(world: World) -> None:
-    old_id = three_generations(world).session.run.run_id
+    old_id = three_generations(world).session.run_id
     first = world.process()
     first.kill("move", layout.manifest(3))
     with pytest.raises(Killed):
@@ -179,7 +179,7 @@ def test_a_reset_that_dies_twice_is_still_finished(world: World) -> None:
 def check_new_run(world: World, record: ResetRecord, old_id: str, numbers: list[int]) -> None:
     """Check that the new run goes on undisturbed by what a zombie has left, and that the old one is whole."""
     b = world.open()
-    assert (b.session.run.run_id, b.head) == (record.new_run_id, 0)
+    assert (b.session.run_id, b.head) == (record.new_run_id, 0)
     assert b.session.chain.next >= record.first_number
     saved = [b.save(value) for value in (7, 8)]
     world.check(*saved)
@@ -216,7 +216,7 @@ def test_a_writer_that_slept_through_a_reset_in_the_middle_of_a_save_acknowledge
     numbers = [2, 3]
     if phase in ("before it looks at the terms", "before it looks whose run it is"):
         numbers = [2, 3, 4]  # its manifest was there when the reset settled, and went along
-    check_new_run(world, record, a.session.run.run_id, numbers)
+    check_new_run(world, record, a.session.run_id, numbers)
 
 
 @IN_MEMORY
@@ -238,7 +238,7 @@ def test_a_writer_that_wakes_in_the_middle_of_a_reset_hinders_nobody_from_finish
     record = finish_interrupted(world.plain())
     assert record is not None
     view = read(set_aside(world, record.run_id))
-    check_new_run(world, record, a.session.run.run_id, list(view.live))
+    check_new_run(world, record, a.session.run_id, list(view.live))
     assert {2, 3} <= set(view.live)
 
 
@@ -289,7 +289,7 @@ def test_a_writer_that_deletes_while_the_reset_moves_does_not_stop_it(world: Wor
     moving.release()
     record = done(resetting)
     check_aside(world, record.run_id, [2])
-    check_new_run(world, record, a.session.run.run_id, [2])
+    check_new_run(world, record, a.session.run_id, [2])
 
 
 CLAIM = {
@@ -309,7 +309,7 @@ CLAIM = {
 def test_a_claimer_that_slept_through_a_reset_is_told_and_hurts_nobody(world: World, phase: str, busy: bool) -> None:
     a = three_generations(world)
     world.open()
-    old_id = a.session.run.run_id
+    old_id = a.session.run_id
     sleeper = world.process()
     operation, pattern, nth = CLAIM[phase]
     gate = sleeper.pause(operation, pattern, nth=nth)
@@ -343,7 +343,7 @@ def test_a_claimer_that_finds_no_run_because_of_a_reset_does_not_count_from_one_
     gate.release()
     record = done(r)
     b = world.open()
-    assert (b.session.run.run_id, b.term, b.session.chain.next) == (record.new_run_id, 3, 4)
+    assert (b.session.run_id, b.term, b.session.chain.next) == (record.new_run_id, 3, 4)
 
 
 # --- a reset that sleeps while another process finishes it --------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_a_reset_that_was_finished_by_another_takes_nothing_of_the_new_run(world
     saved.append(b.save(9))
     world.check(*saved[-2:])
     assert world.open().head == saved[-1].number
-    check_aside(world, a.session.run.run_id, [2, 3])
+    check_aside(world, a.session.run_id, [2, 3])
     assert blobs_of(*world.view().live.values()) <= set(world.names(layout.BLOBS))
 
 

@@ -232,7 +232,7 @@ def test_a_damaged_run_record_is_read_from_the_newest_fence(world: World) -> Non
     spoil(world, layout.RUN)
     run = read_run(world.plain())
     assert run is not None
-    assert run.run_id == a.session.run.run_id
+    assert run.run_id == a.session.run_id
     b = world.open()
     assert (b.head, b.term) == (1, 2)
     world.check(b.save(2))

@@ -143,7 +143,8 @@ class Writer:
         if head is not None:
             # As after a resume; but `resumed_from`, which retention never takes, is for tests to set.
             with suppress(NotFoundError):
-                self.session.base = decode_manifest(store.read(layout.manifest(head.number)), layout.manifest(head.number))
+                self.session.build_on(decode_manifest(store.read(layout.manifest(head.number)), layout.manifest(head.number)))
+                self.session.resumed_from = None
 
     @property
     def session(self) -> Session:
@@ -167,13 +168,14 @@ class Writer:
         """Publish generation ``to`` once more, as `milepost rollback` does."""
         target = choose(self.store, self.opened.claimed.view, to).manifest
         assert target is not None
-        draft = dataclasses.replace(target, rollback_to=to, reason="rollback", trim_of=None)
+        self.session.build_on(target)
+        self.session.resumed_from = None
+        draft = dataclasses.replace(target, reason="rollback", trim_of=None)
         return republish(self.session, draft, keep or (lambda live, _pinned: frozenset(live)))
 
     def stand_on(self, number: int) -> None:
         """Take a generation as the base, as a resume from it does."""
-        self.session.base = choose(self.store, read(self.store), number).manifest
-        self.session.resumed_from = number
+        self.session.build_on(choose(self.store, read(self.store), number).manifest)
 
 
 def value_in(tree: object) -> float:

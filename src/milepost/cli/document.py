@@ -41,8 +41,8 @@ def of_generation(view: View, number: int, state: str, tags: tuple[str, ...]) ->
     document: Document = {"number": number, "name": name_of(number), "state": state.lower(), "tags": list(tags)}
     if number in view.marks:
         document["mark"] = {"kind": view.marks[number].kind, "reason": view.marks[number].reason}
-    if number in view.listing.unreadable:
-        document["unreadable_because"] = view.listing.unreadable[number]
+    if number in view.unreadable:
+        document["unreadable_because"] = view.unreadable[number]
     summary = view.listing.summaries.get(number)
     return document | of_summary(summary) if summary else document
 

@@ -78,14 +78,14 @@ def _metrics(summary: Summary) -> str:
 
 def _remarks(view: View, root: str, shown: int, of: int) -> Iterator[str]:
     """Yield what the table alone would leave a reader to guess."""
-    hidden = len({*view.listing.summaries} - view.live.keys() - view.listing.unreadable.keys())
+    hidden = len({*view.listing.summaries} - view.live.keys() - view.unreadable.keys())
     if shown < of:
         yield f"{shown} of {of} generations (newest first)"
-    elif hidden and shown <= len(view.live) + len(view.listing.unreadable):
+    elif hidden and shown <= len(view.live) + len(view.unreadable):
         yield f"{hidden} more no longer count: milepost ls --all {plain(root)}"
     for n, mark in view.marks.items():
         yield f"{name_of(n)} is marked {mark.kind}: {plain(mark.reason)}"
-    for n, why in view.listing.unreadable.items():
+    for n, why in view.unreadable.items():
         yield f"{name_of(n)} cannot be read: {plain(why)}"
     if view.undecided:
         yield "another process is claiming the run right now; whether the newest generation counts is undecided"

@@ -132,8 +132,8 @@ def _by_number(view: View, number: int, root: str) -> Summary:
 
 
 def _why_not(view: View, number: int) -> str:
-    if number in view.listing.unreadable:
-        return f"its manifest cannot be read: {view.listing.unreadable[number]}"
+    if number in view.unreadable:
+        return f"its manifest cannot be read: {view.unreadable[number]}"
     if number in view.foreign:
         return "it belongs to another run"
     if number in view.void:

@@ -11,7 +11,7 @@ from milepost.publish.view import View
 def states_of(view: View, *, everything: bool) -> dict[int, str]:
     """Return the state of each generation by number, newest first; with ``everything`` also of what no longer counts."""
     listing = view.listing
-    numbers = {*view.live, *listing.unreadable}
+    numbers = {*view.live, *view.unreadable}
     if everything:
         numbers |= {*listing.summaries}
     return {number: state_of(view, number) for number in sorted(numbers, reverse=True)}
@@ -19,7 +19,7 @@ def states_of(view: View, *, everything: bool) -> dict[int, str]:
 
 def state_of(view: View, number: int) -> str:
     """Return what a generation counts for. What needs attention stands in capitals."""
-    if number in view.listing.unreadable:
+    if number in view.unreadable:
         return "UNREADABLE"
     if number in view.foreign:
         return "foreign"

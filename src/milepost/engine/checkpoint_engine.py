@@ -143,7 +143,7 @@ class CheckpointEngine:
             self._started_ns = self._clock.monotonic_ns()
             # A run without any generation is a fresh start; nobody has to call resume() for that.
             view = self._open.claimed.view
-            self._ready = view.head is None and not view.listing.unreadable
+            self._ready = view.head is None and not view.unreadable
         return self._open.session
 
     def peek(self, which: Which = "latest") -> Summary | None:

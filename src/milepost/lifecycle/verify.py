@@ -187,15 +187,16 @@ class Blobs:
 
 def _known(view: View) -> list[int]:
     listing = view.listing
-    return sorted({*listing.summaries, *listing.unreadable})
+    return sorted({*listing.summaries, *listing.unreadable, *listing.misnamed})
 
 
 def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationReport:
     name = layout.manifest(number)
-    if number in view.listing.unreadable:
-        return GenerationReport(number, "unreadable", None, (Problem(name, view.listing.unreadable[number], number),))
     if number in view.foreign:
         return GenerationReport(number, "foreign")
+    if number not in view.listing.summaries:
+        why = view.unreadable.get(number) or "it cannot be read, and belongs to a run that was set aside"
+        return GenerationReport(number, "unreadable", None, (Problem(name, why, number),))
     step = view.listing.summaries[number].step
     if number not in view.live:
         return GenerationReport(number, "void" if number in view.void else "retired", step)

@@ -113,12 +113,19 @@ def _complete(chain: Chain, draft: Manifest, keep: KeepRule, wanted: frozenset[i
         term_head=chain.term_head,
         term_next=chain.term_next,
         term_unsure=chain.unsure,
-        rollback_to=chain.base if chain.head and chain.head.number != chain.base else None,
+        rollback_to=_rollback_to(chain, draft),
         commit_timestamp=max(now_ns, chain.last_timestamp + 1),
     )
     # `keep` never takes a dead number in again: it can only name what is live now, or the generation itself (rule 2).
     kept = keep({**chain.live, number: manifest}, wanted) & {*chain.live, number}
     return dataclasses.replace(manifest, keep=tuple(sorted(kept)), line=tuple(sorted(_line(chain, number) & kept)))
+
+
+def _rollback_to(chain: Chain, draft: Manifest) -> int | None:
+    """Return the base's number where it is not the head (rule 27). A trim is the base again, and says what that said."""
+    if draft.trim_of is not None:
+        return draft.rollback_to
+    return chain.base if chain.head and chain.head.number != chain.base else None
 
 
 def _line(chain: Chain, number: int) -> frozenset[int]:

@@ -73,7 +73,7 @@ def _manifests(claimed: Claim, reset: Reset) -> Iterator[str]:
     for number, summary in claimed.view.listing.summaries.items():
         if reset.first_term <= summary.term < reset.term and number <= reset.head:
             yield layout.manifest(number)
-    for number in claimed.view.listing.unreadable:
+    for number in (*claimed.view.listing.unreadable, *claimed.view.listing.misnamed):
         if number < reset.next:
             yield layout.manifest(number)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from milepost.clock import Clock, utc_text
-from milepost.errors import ConflictError, CorruptError
+from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
-from milepost.publish.manifest import encode
+from milepost.publish.manifest import decode_run, encode
 from milepost.publish.view import (
     Listing,
     Terms,
@@ -77,6 +77,7 @@ def claim(store: Store, clock: Clock, who: Identity, *, reset: bool = False) -> 
     With ``reset`` the settlement says that a new run starts here, which makes everything published so far void (rule 26).
     Deletes nothing: sweeping is `milepost.publish.retire.sweep`, called once the caller has taken what it needs.
     """
+    _refuse_newer_format(store)
     term, claim_id = _fence(store, clock, who)
     _seal(store, term)
     listed = _list(store, clock)
@@ -85,6 +86,14 @@ def claim(store: Store, clock: Clock, who: Identity, *, reset: bool = False) -> 
         _something_readable(store, listed.view)
     _settle(store, settlement)
     return Claim(term, claim_id, settlement, listed.view, listed.blobs)
+
+
+def _refuse_newer_format(store: Store) -> None:
+    """Look at the format before anything is written: the root of a newer milepost is left as it is."""
+    try:
+        decode_run(store.read(layout.RUN), layout.RUN)
+    except (NotFoundError, CorruptError):
+        return
 
 
 def _fence(store: Store, clock: Clock, who: Identity) -> tuple[int, str]:
@@ -194,14 +203,17 @@ def _boundary(view: View, term: int, clock: Clock, *, reset: bool) -> Settlement
 
 
 def _something_readable(store: Store, view: View) -> None:
-    """Refuse to settle on nothing where manifests exist that cannot be read (rule 3a): that would make all of them void."""
-    if view.head is None and view.unreadable:
+    """Refuse to settle on nothing where there was something: unreadable manifests (rule 3a), or none where a term began
+    with one. To settle would make void what may only be damaged or misplaced."""
+    last = view.terms.newest
+    if view.head is None and (view.unreadable or view.foreign or (last is not None and last.head)):
         raise CorruptError(
-            "no manifest of this run can be read; this is not taken for a fresh start",
+            "this run has had generations, but none of its manifests can be read; this is not taken for a fresh start",
             kind="nothing-valid",
             hint=f"restore {layout.GENERATIONS} from a copy, or set the run aside: milepost reset {store.url}",
             root=store.url,
-            unreadable=", ".join(layout.manifest(number) for number in sorted(view.unreadable)),
+            unreadable=", ".join(layout.manifest(number) for number in sorted(view.unreadable)) or None,
+            of_another_run=", ".join(layout.manifest(number) for number in sorted(view.foreign)) or None,
         )
 
 

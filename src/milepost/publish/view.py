@@ -62,13 +62,15 @@ class Listing:
     summaries: Mapping[int, Summary] = field(default_factory=dict)
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """Why, by number: a manifest that cannot be read keeps its number and is never the head (rule 3a)."""
+    misnamed: Mapping[int, Summary] = field(default_factory=dict)
+    """Manifests that can be read but say that they are another number, by the number of their name."""
     vanished: bool = False
     """Some manifest was listed and gone before it could be read."""
 
     @property
     def highest(self) -> int:
         """Return the highest number taken, by whomever."""
-        return max([0, *self.summaries, *self.unreadable])
+        return max([0, *self.summaries, *self.unreadable, *self.misnamed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +83,15 @@ class View:
     """By number, ascending; the head included."""
     void: frozenset[int]
     foreign: frozenset[int]
-    """Manifests of another run than their term's: somebody copied them here. Ignored, their numbers skipped."""
+    """Manifests of another run: somebody copied them here. Ignored, their numbers skipped."""
+    unreadable: Mapping[int, str]
+    """This run's manifests that cannot be read, and why; those of runs set aside are left out."""
     listing: Listing
     terms: Terms
     undecided: bool
     """A higher term has fenced but not settled: the head may become void (rule 3). Do nothing irrevocable with it."""
     pins: Mapping[int, Pin] = field(default_factory=dict)
     marks: Mapping[int, QuarantineMark] = field(default_factory=dict)
-
-    @property
-    def unreadable(self) -> Mapping[int, str]:
-        """Return this run's manifests that cannot be read; those of runs set aside are left out."""
-        first = self.terms.resets[-1].next if self.terms.resets else 0
-        return {number: why for number, why in self.listing.unreadable.items() if number >= first}
 
     @property
     def barrier(self) -> int:
@@ -155,7 +153,8 @@ def _list(store: Store) -> Listing:
 
 def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], marks: Mapping[int, QuarantineMark]) -> View:
     """Decide what is void, what is the head and what is live."""
-    foreign = frozenset(number for number, summary in listing.summaries.items() if _is_foreign(summary, terms))
+    named = {**listing.summaries, **listing.misnamed}
+    foreign = frozenset(number for number, summary in named.items() if _is_foreign(summary, terms))
     own = {number: listing.summaries[number] for number in sorted(listing.summaries) if number not in foreign}
     void = frozenset(number for number, summary in own.items() if is_void(summary, terms))
     standing = {number: summary for number, summary in own.items() if number not in void}
@@ -165,7 +164,18 @@ def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], 
     # was delayed in the network until its generation had been retired, does not come back to life because its file is there.
     kept = {head.number, *head.keep, *held} if head else set()
     live = {number: summary for number, summary in standing.items() if number in kept}
-    return View(run_id, head, live, void, foreign, listing, terms, _undecided(head, terms), pins, marks)
+    unreadable = _unreadable(listing, terms, foreign)
+    return View(run_id, head, live, void, foreign, unreadable, listing, terms, _undecided(head, terms), pins, marks)
+
+
+def _unreadable(listing: Listing, terms: Terms, foreign: frozenset[int]) -> Mapping[int, str]:
+    first = terms.resets[-1].next if terms.resets else 0
+    misnamed = {
+        number: f"it says that it is generation {summary.number}"
+        for number, summary in listing.misnamed.items()
+        if number not in foreign
+    }
+    return {number: why for number, why in {**listing.unreadable, **misnamed}.items() if number >= first}
 
 
 def is_void(summary: Summary, terms: Terms) -> bool:
@@ -177,8 +187,8 @@ def is_void(summary: Summary, terms: Terms) -> bool:
 
 
 def _is_foreign(summary: Summary, terms: Terms) -> bool:
-    settlement = terms.settlements.get(summary.term)
-    return settlement is not None and not settlement.dead and settlement.run_id != summary.run_id
+    runs = {term: settlement.run_id for term, settlement in terms.settlements.items() if not settlement.dead}
+    return bool(runs) and (summary.run_id not in runs.values() or runs.get(summary.term, summary.run_id) != summary.run_id)
 
 
 def _undecided(head: Summary | None, terms: Terms) -> bool:
@@ -215,6 +225,7 @@ def read_manifests(store: Store, names: Iterable[str]) -> Listing:
     """Read the summaries of the manifests among ``names``; those retired meanwhile are left out, and that is noted."""
     summaries: dict[int, Summary] = {}
     unreadable: dict[int, str] = {}
+    misnamed: dict[int, Summary] = {}
     vanished = False
     for name in names:
         number = layout.generation_number(name)
@@ -228,11 +239,8 @@ def read_manifests(store: Store, names: Iterable[str]) -> Listing:
         except CorruptError as error:
             unreadable[number] = error.message
             continue
-        if summary.number == number:
-            summaries[number] = summary
-        else:
-            unreadable[number] = f"it says that it is generation {summary.number}"
-    return Listing(summaries, unreadable, vanished)
+        (summaries if summary.number == number else misnamed)[number] = summary
+    return Listing(summaries, unreadable, misnamed, vanished)
 
 
 def read_terms(store: Store, listing: Listing) -> Terms:
