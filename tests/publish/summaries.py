@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from milepost.publish.view import Listing, Terms
-from milepost.records import FORMAT_VERSION, BlobRecord, Fence, Metric, Pin, RunRecord, Settlement, Summary
+from milepost.records import FORMAT_VERSION, BlobRecord, Fence, Metric, Pin, Reset, Settlement, Summary
 
 RUN_ID = "a" * 32
-RUN = RunRecord(FORMAT_VERSION, RUN_ID, "")
+OTHER = "f" * 32
 
 
 def generation(
@@ -16,6 +16,7 @@ def generation(
     *,
     term: int = 1,
     keep: Iterable[int] = (),
+    line: Iterable[int] = (),
     run_id: str = RUN_ID,
     complete: bool = True,
     healthy: bool = True,
@@ -40,26 +41,36 @@ def generation(
         commit_timestamp=number,
         blobs=tuple(BlobRecord(name, 1, "") for name in blobs),
         trim_of=trim_of,
+        line=(*line, number),
         complete=complete,
         healthy=healthy,
         metrics={name: Metric(float(value).hex(), number) for name, value in (metrics or {}).items()},
     )
 
 
-def listing(*summaries: Summary, unreadable: Iterable[int] = (), foreign: Iterable[int] = ()) -> Listing:
+def listing(*summaries: Summary, unreadable: Iterable[int] = (), misnamed: Mapping[int, Summary] | None = None) -> Listing:
     """Return what one listing of ``generations/`` found."""
-    return Listing({s.number: s for s in summaries}, dict.fromkeys(unreadable, "damaged"), frozenset(foreign))
+    return Listing({s.number: s for s in summaries}, dict.fromkeys(unreadable, "damaged"), misnamed or {})
 
 
 def fence(term: int) -> Fence:
-    return Fence(RUN_ID, term, "claim", "host", "boot", 1, "")
+    return Fence(term, "claim", "host", "boot", 1, "")
 
 
-def terms(settled: Mapping[int, int | None], *, fenced: Iterable[int] = ()) -> Terms:
-    """Return what ``terms/`` says: the head each term settled on, None for a dead one; ``fenced`` ones have not settled."""
-    settlements = {
-        term: Settlement(RUN_ID, term, head or 0, (head or 0) + 1, dead=head is None) for term, head in settled.items()
-    }
+def terms(
+    settled: Mapping[int, int | None], *, fenced: Iterable[int] = (), unsure: int = 0, reset: Reset | None = None
+) -> Terms:
+    """Return what ``terms/`` says: the head each term settled on, None for a dead one; ``fenced`` ones have not settled.
+
+    The highest settlement is the one that records ``unsure``; from the term of ``reset`` on they are of run `OTHER`.
+    """
+    counting = [term for term, head in settled.items() if head is not None]
+    settlements = {}
+    for term, head in settled.items():
+        after = reset if reset is not None and head is not None and term >= reset.term else None
+        run_id = "" if head is None else OTHER if after else RUN_ID
+        doubt = unsure if counting and term == max(counting) else 0
+        settlements[term] = Settlement(run_id, term, head or 0, (head or 0) + 1, doubt, after, dead=head is None)
     return Terms({term: fence(term) for term in (*settled, *fenced)}, settlements)
 
 

@@ -6,7 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
@@ -126,8 +126,10 @@ class CheckpointEngine:
         self._check_usable()
         if self._open is None:
             wait_s, take_over = self._guard
-            guard: AbstractContextManager[None] = self._store.guard(wait_s=wait_s, take_over=take_over)
+            guard = self._store.guard(wait_s=wait_s, take_over=take_over)
             self._held.enter_context(guard)
+            if guard.forced:
+                log.warning("claiming %s from a process that still holds it; that one can save no more", self._store.url)
             try:
                 self._open = open_session(
                     self._store,
