@@ -279,6 +279,7 @@ class Life(RuleBasedStateMachine):
             healthy=not math.isnan(content.w),
             rollback_to=None if process.base == model.head else process.base,
             metrics=None if process.pending is None else {"score": process.pending},
+            line=self.line_of(process.base),
         )
         assert (head.healthy, head.rollback_to) == (summary.healthy, summary.rollback_to)
         assert head.metrics.keys() == summary.metrics.keys()
@@ -362,8 +363,12 @@ class Life(RuleBasedStateMachine):
         process.resumed_from = process.base or process.resumed_from
         self.begin_metrics(process)
 
+    def line_of(self, base: int) -> list[int]:
+        """Return what a state that was loaded from ``base`` goes back to."""
+        return sorted(self.model.kept & {base, *self.model.saved[base].line}) if base else []
+
     def begin_metrics(self, process: Process) -> None:
-        live = {n: self.model.saved[n] for n in self.model.kept}
+        live = {n: self.model.saved[n] for n in self.line_of(process.base)}
         scores = [s.summary.metrics["score"].number for s in live.values() if s.summary.healthy and s.summary.metrics]
         known = [score for score in scores if not math.isnan(score)]
         process.best = None
@@ -389,7 +394,8 @@ class Life(RuleBasedStateMachine):
         assert (rolled.number, rolled.parent, rolled.rollback_to) == (number, model.head, to)
         old = model.saved[to]
         metrics = {name: metric.number for name, metric in old.summary.metrics.items()}
-        summary = generation(number, term=model.term, healthy=old.summary.healthy, rollback_to=to, metrics=metrics)
+        healthy, line = old.summary.healthy, self.line_of(to)
+        summary = generation(number, term=model.term, healthy=healthy, rollback_to=to, metrics=metrics, line=line)
         model.published(None, summary, old.content, old.blobs, to, 0)
         self.start_with(process.keep, process.interval)
 

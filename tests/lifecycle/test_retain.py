@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,9 @@ NAN, INF = float("nan"), float("inf")
 
 
 def run(*summaries: Summary) -> dict[int, Summary]:
-    return {summary.number: summary for summary in summaries}
+    """Return generations which all go back to those before them, unless they say otherwise."""
+    numbers = [summary.number for summary in summaries]
+    return {s.number: s if len(s.line) > 1 else replace(s, line=tuple(n for n in numbers if n <= s.number)) for s in summaries}
 
 
 def scores(*values: float | None) -> dict[int, Summary]:
@@ -127,6 +130,17 @@ KEPT = {
         (),
         {4},
     ),
+    "the best of what the newest goes back to": (
+        Keep(last=1, best=1, by="score"),
+        run(
+            generation(1, metrics={"score": 1.0}),
+            generation(2, metrics={"score": 9.0}),
+            generation(3, rollback_to=1, line=[1]),
+            generation(4, line=[1, 3]),
+        ),
+        (),
+        {1, 4},
+    ),
     "nothing": (Keep(), {}, (1,), set()),
 }
 
@@ -163,6 +177,7 @@ def histories(draw: st.DrawFn) -> dict[int, Summary]:
             trim_of=draw(st.sampled_from([None, None, number - 1])),
             rollback_to=draw(st.sampled_from([None, None, None, 0, 1])),
             metrics=None if value is None else {"score": value},
+            line=draw(st.sets(st.sampled_from(sorted(live)), max_size=8)) if live else (),
         )
     return live
 
@@ -176,7 +191,8 @@ def plain_selection(keep: Keep, live: dict[int, Summary], protected: set[int]) -
     counted = [n for n in sorted(live) if n not in repeated]
     kept = set(counted[-keep.last :])
     candidates = []
-    for n in counted:
+    line = live[max(live)].line if live else ()
+    for n in (n for n in counted if n in line):
         metric = live[n].metrics.get("score")
         if live[n].healthy and metric is not None and not math.isnan(metric.number):
             candidates.append(n)
@@ -225,6 +241,6 @@ def test_the_newest_and_the_newest_healthy_always_stay(keep: Keep, live: dict[in
 def test_one_sick_metric_does_not_push_out_the_best_of_a_long_run() -> None:
     keep, live = Keep(last=2, best=1, by="score"), {}
     for number, value in enumerate([1.0, 7.0, NAN, 3.0, NAN, NAN, 2.0], 1):
-        live[number] = generation(number, metrics={"score": value})
+        live[number] = generation(number, metrics={"score": value}, line=live)
         live = {n: live[n] for n in keep.select(live)}
     assert set(live) == {2, 6, 7}

@@ -6,16 +6,18 @@ import itertools
 
 import pytest
 
-from milepost.errors import ConflictError, StoreError
+from milepost.errors import ConflictError, CorruptError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.manifest import decode, encode
 from milepost.publish.pins import pin
 from milepost.publish.pointer import read_latest
+from milepost.publish.reset import reset
 from milepost.publish.term import ATTEMPTS, claim
 from milepost.records import Fence, RunRecord, Settlement
 from milepost.store.base import Buffer
 from milepost.testing.faults import FaultStore, Killed
+from tests.publish.summaries import generation
 from tests.publish.world import WHO, World, blobs_of, done
 
 
@@ -35,7 +37,7 @@ def test_a_claim_takes_the_term_after_the_highest_that_any_record_names(world: W
     a = world.open()
     a.save(1)
     run = a.session.run_id
-    world.plain().create(layout.fence(5), encode(Fence(run, 5, "c", "h", "b", 1, "")))
+    world.plain().create(layout.fence(5), encode(Fence(5, "c", "h", "b", 1, "")))
     assert world.open().term == 6
     world.plain().create(layout.settlement(9), encode(Settlement(run, 9, 0, 0, dead=True)))
     assert world.open().term == 10
@@ -93,15 +95,29 @@ def test_a_claim_gives_up_after_losing_the_race_again_and_again(world: World) ->
     assert taken == list(range(1, ATTEMPTS + 1))
 
 
-def test_of_two_first_claims_at_once_one_makes_the_run_and_both_agree_on_it(world: World) -> None:
+def test_of_two_first_claims_at_once_one_makes_the_run_and_the_other_is_told(world: World) -> None:
     slow = world.process()
     gate = slow.pause("create", layout.RUN)
     late = world.start(lambda: world.open(slow))
     gate.wait_until_reached()
     first = world.open()
     gate.release()
-    assert done(late).session.run_id == first.session.run_id
-    assert (first.term, done(late).term) == (1, 2)
+    with pytest.raises(ConflictError) as caught:
+        done(late)
+    assert caught.value.kind == "fenced"
+    assert world.view().run_id == first.session.run_id
+    third = world.open()
+    assert (first.term, third.term, third.session.run_id) == (2, 3, first.session.run_id)
+
+
+def test_a_claimer_that_finds_a_run_made_meanwhile_goes_on_with_it(world: World) -> None:
+    slow = world.process()
+    gate = slow.pause("create", layout.RUN)
+    late = world.start(lambda: world.open(slow))
+    gate.wait_until_reached()
+    world.plain().create(layout.RUN, encode(RunRecord(1, "e" * 32, "")))
+    gate.release()
+    assert done(late).session.run_id == "e" * 32
 
 
 def test_a_claim_deletes_what_is_dead_and_the_blobs_that_nobody_names(world: World) -> None:  # rule 8
@@ -200,21 +216,64 @@ def test_a_claimer_killed_at_any_operation_leaves_a_root_that_the_next_one_takes
     assert number > 20
 
 
-def test_a_run_record_made_over_a_reset_that_is_under_way_is_refused(world: World) -> None:
-    world.plain().create(layout.RESET, b"whatever it says")
-    with pytest.raises(ConflictError) as caught:
-        claim(world.process(), world.clock(), WHO)
-    assert caught.value.kind == "was-reset"
+def test_a_claim_of_generations_whose_terms_and_milepost_json_are_gone_goes_on_with_their_run(world: World) -> None:
+    a = world.open()
+    saved = a.save(1)
+    for name in [layout.RUN, *world.names(layout.TERMS)]:  # an operator's rm
+        world.plain().delete(name)
+    b = world.open()
+    assert (b.session.run_id, b.head) == (a.session.run_id, 1)
+    world.check(saved, b.save(2))
 
 
-def test_a_claimer_whose_run_was_replaced_meanwhile_is_told(world: World) -> None:
-    world.open().save(1)
-    store = world.process()
-    gate = store.pause("create", layout.settlement(2), after=True)
-    slow = world.start(lambda: claim(store, world.clock(), WHO))
-    gate.wait_until_reached()
-    world.plain().replace(layout.RUN, encode(RunRecord(1, "b" * 32, "")))
-    gate.release()
-    with pytest.raises(ConflictError) as caught:
-        done(slow)
-    assert caught.value.kind == "was-reset"
+# --- nothing that can be read is not nothing (rule 3a) ------------------------------------------------------------------
+
+
+def nothing_readable(world: World, how: str) -> None:
+    """Publish 1 and 2, claim once more, and let there be no manifest that can be read."""
+    a = world.open()
+    a.save(1)
+    a.save(2)
+    world.open()
+    for number in (1, 2):
+        name = layout.manifest(number)
+        if how == "all are torn":
+            world.plain().replace(name, b"torn")
+        elif how == "all are another run's":
+            world.plain().replace(name, encode(generation(number, run_id="f" * 32)))
+        else:
+            world.plain().delete(name)
+
+
+@pytest.mark.parametrize("how", ["all are torn", "all are another run's", "all are gone"])
+def test_a_claim_refuses_to_settle_on_nothing_where_there_was_something(world: World, how: str) -> None:
+    nothing_readable(world, how)
+    before = {name for name in world.names() if not name.startswith(layout.TERMS)}
+    for _ in range(2):
+        with pytest.raises(CorruptError) as caught:
+            world.open()
+        assert caught.value.kind == "nothing-valid"
+        assert "milepost reset" in caught.value.hint
+    assert {name for name in world.names() if not name.startswith(layout.TERMS)} == before
+    named = [caught.value.facts["unreadable"], caught.value.facts["of_another_run"]]
+    numbers = f"{layout.manifest(1)}, {layout.manifest(2)}"
+    assert named == {"all are torn": [numbers, None], "all are another run's": [None, numbers]}.get(how, [None, None])
+
+
+@pytest.mark.parametrize("how", ["all are torn", "all are another run's", "all are gone"])
+def test_what_cannot_be_read_can_be_set_aside(world: World, how: str) -> None:  # the way out that the error names
+    nothing_readable(world, how)
+    blobs = set(world.names(layout.BLOBS))
+    aside = reset(world.plain(), world.clock(), WHO)
+    assert (aside.head, aside.next) == (0, 3)
+    assert {name.removeprefix(aside.to) for name in world.names(aside.to + layout.BLOBS)} == blobs
+    assert len(world.names(aside.to + layout.GENERATIONS)) == (0 if how == "all are gone" else 2)
+    b = world.open()
+    assert (b.head, b.session.chain.barrier, b.session.chain.next) == (0, 0, 3)
+    world.check(b.save(9))
+
+
+def test_a_run_without_any_generation_is_a_fresh_start_however_often_it_is_claimed(world: World) -> None:
+    for term in (1, 2, 3):
+        b = world.open()
+        assert (b.term, b.head, b.session.chain.next) == (term, 0, 1)

@@ -472,13 +472,17 @@ def test_v13_a_pin_placed_after_the_decision_holds(world: World) -> None:
 
 def test_v13_a_pin_that_is_going_to_fail_makes_nothing_alive(world: World) -> None:
     a = two_generations(world)
+    p_store = world.process()
+    wishing = p_store.pause("replace", layout.pin(1))
+    looking = p_store.pause("list", layout.GENERATIONS, nth=2)
+    p = world.start(lambda: pin(p_store, 1))
+    wishing.wait_until_reached()  # 1 was live when it looked first
     deleting = faults(a).pause("delete", M1)
     third = world.start(lambda: a.save(3))
     deleting.wait_until_reached()  # it has looked at the pins twice
-    p_store = world.process()
-    looking = p_store.pause("list", layout.GENERATIONS)
-    p = world.start(lambda: pin(p_store, 1))
+    wishing.release()
     looking.wait_until_reached()
+    assert world.names(layout.PINS) == [layout.pin(1)]
     b = world.open()
     assert set(b.opened.claimed.view.live) == {2, 3}
     with pytest.raises(NotFoundError):

@@ -65,7 +65,7 @@ def best_of(view: View, root: str, metric: str | None = None, mode: str | None =
             root=root,
         )
     way = mode or (recorded[1] if recorded and recorded[0] == by else "max")
-    ranked = rank(view.live, by, "min" if way == "min" else "max")
+    ranked = rank(view.line, by, "min" if way == "min" else "max")
     if not ranked:
         raise NotFoundError(
             "no healthy generation carries a value of this metric",

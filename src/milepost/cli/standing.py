@@ -45,7 +45,7 @@ def tags_of(view: View) -> dict[int, tuple[str, ...]]:
     if next_start is not None:
         tags[next_start] = (*tags.get(next_start, ()), "resume")
     rule = recorded_rule(view)
-    for number in rank(view.live, *rule)[:1] if rule else ():
+    for number in rank(view.line, *rule)[:1] if rule else ():
         tags[number] = (*tags.get(number, ()), "best")
     for number, pin in view.pins.items():
         tags[number] = (*tags.get(number, ()), "pinned" if pin.state == "held" else "pin-wanted")

@@ -201,7 +201,7 @@ class CheckpointEngine:
         self._started_ns = now_ns = self._clock.monotonic_ns()
         counters = restored.counters if restored else {}
         self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
-        self._metrics.begin(self._claimed.session.chain.live)
+        self._metrics.begin(self._claimed.session.chain.line)
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; they go into the next generation. A new best makes the next safe point due."""

@@ -18,6 +18,9 @@ class Metrics:
         self._pending: dict[str, Metric] = {}
         self._best: float | None = None
         self._new_best = False
+        """The best so far is newer than the last save was."""
+        self._holds_best = False
+        """The best so far is pending: no generation carries it."""
 
     def begin(self, live: Mapping[int, Summary]) -> None:
         """Learn the best score so far from the generations on disk: after a resume the next score is no new best by itself."""
@@ -26,7 +29,7 @@ class Metrics:
 
     def forget(self) -> None:
         """Drop what no generation carries yet: a resume has left the line on which it was measured."""
-        self._pending, self._new_best = {}, False
+        self._pending, self._new_best, self._holds_best = {}, False, False
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; a later value of the same name takes the place of one not saved yet,
@@ -35,8 +38,8 @@ class Metrics:
         for name, number in [(name, _number(name, value)) for name, value in metrics.items()]:
             if name == self._keep.by and self._keep.best:
                 if self._is_better(number):
-                    self._best, self._new_best = number, True
-                elif self._new_best:
+                    self._best, self._new_best, self._holds_best = number, True, True
+                elif self._holds_best:
                     continue
             self._pending[name] = Metric(number.hex(), step)
 
@@ -54,12 +57,18 @@ class Metrics:
     def take(self) -> dict[str, Metric]:
         """Hand over what is pending to a save."""
         taken, self._pending = self._pending, {}
-        self._new_best = False
+        self._new_best = self._holds_best = False
         return taken
 
     def give_back(self, taken: Mapping[str, Metric]) -> None:
-        """Take back what a failed save did not store; what was reported meanwhile is newer. The next save carries it."""
-        self._pending = {**taken, **self._pending}
+        """Take back what a failed save did not store; what was reported meanwhile is newer, but no better than the best.
+
+        The next save carries it. It is not due because of it: a failing disk is not to be tried at every safe point.
+        """
+        by = self._keep.by or ""
+        self._holds_best = self._holds_best or (by in taken and taken[by].number == self._best)
+        best = {by: taken[by]} if self._holds_best and by in taken and taken[by].number == self._best else {}
+        self._pending = {**taken, **self._pending, **best}
 
 
 def _number(name: str, value: float) -> float:

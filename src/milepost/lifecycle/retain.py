@@ -48,8 +48,11 @@ class Keep:
         return frozenset({*newest, *self.best_of(live), *essential(live), *(protected & live.keys())})
 
     def best_of(self, live: Mapping[int, Summary]) -> tuple[int, ...]:
-        """Return the ``best`` numbers by the metric, best first. NaN is never best; ties go to the newer one."""
-        return rank(live, self.by, self.mode)[: self.best] if self.by else ()
+        """Return the ``best`` numbers by the metric, best first. NaN is never best; ties go to the newer one.
+
+        Only of the newest one's line: what a rollback or a fresh start left behind is not this training's best.
+        """
+        return rank(line_of(originals(live)), self.by, self.mode)[: self.best] if self.by else ()
 
 
 def rank(live: Mapping[int, Summary], by: str, mode: Literal["max", "min"] = "max") -> tuple[int, ...]:
@@ -61,6 +64,12 @@ def rank(live: Mapping[int, Summary], by: str, mode: Literal["max", "min"] = "ma
         if by in summary.metrics and not math.isnan(summary.metrics[by].number) and summary.healthy
     ]
     return tuple(number for _, number in sorted(scored, reverse=True))
+
+
+def line_of(live: Mapping[int, Summary]) -> Mapping[int, Summary]:
+    """Return those that the newest generation's state goes back to, itself included (rule 27)."""
+    line = live[max(live)].line if live else ()
+    return {number: summary for number, summary in live.items() if number in line}
 
 
 def originals(live: Mapping[int, Summary]) -> dict[int, Summary]:

@@ -50,8 +50,15 @@ class Chain:
     last_timestamp: int = 0
     base: int = 0
     """The number of the generation that the live state goes back to: committed or loaded last; 0 if it started anew."""
-    loaded_since_attempt: bool = False
-    """Something was loaded after the last attempt with an unknown outcome: should that turn out published, it is no base."""
+    attempts: set[str] = field(default_factory=set)
+    """Write ids of attempts with an unknown outcome since the last load: should one turn out published, it is the base."""
+
+    @property
+    def line(self) -> dict[int, Summary]:
+        """Return the live generations that the live state goes back to: the base and what that goes back to (rule 27)."""
+        base = self.live.get(self.base)
+        numbers = {base.number, *base.line} if base else set()
+        return {number: summary for number, summary in self.live.items() if number in numbers}
 
     @property
     def label(self) -> str:
@@ -76,7 +83,9 @@ def chain_of(claimed: Claim) -> Chain:
         view.barrier,
         # A wanted pin makes nothing alive, but its generation is still there and its blobs count as named (rule 15).
         dropped={
-            number: old for number, old in view.listing.summaries.items() if number in view.pins and number not in view.live
+            number: old
+            for number, old in view.listing.summaries.items()
+            if number in view.pins and number not in view.live and number not in view.foreign
         },
         last_timestamp=max(stamps, default=0),
     )
@@ -114,11 +123,13 @@ def _complete(chain: Chain, draft: Manifest, keep: KeepRule, wanted: frozenset[i
         term_next=chain.term_next,
         term_unsure=chain.unsure,
         rollback_to=_rollback_to(chain, draft),
+        line=(*sorted(chain.line), number),
         commit_timestamp=max(now_ns, chain.last_timestamp + 1),
     )
     # `keep` never takes a dead number in again: it can only name what is live now, or the generation itself (rule 2).
     kept = keep({**chain.live, number: manifest}, wanted) & {*chain.live, number}
-    return dataclasses.replace(manifest, keep=tuple(sorted(kept)), line=tuple(sorted(_line(chain, number) & kept)))
+    line = tuple(one for one in manifest.line if one in kept)
+    return dataclasses.replace(manifest, keep=tuple(sorted(kept)), line=line)
 
 
 def _rollback_to(chain: Chain, draft: Manifest) -> int | None:
@@ -128,16 +139,10 @@ def _rollback_to(chain: Chain, draft: Manifest) -> int | None:
     return chain.base if chain.head and chain.head.number != chain.base else None
 
 
-def _line(chain: Chain, number: int) -> frozenset[int]:
-    """Return what the state of a new generation goes back to: the base, what that went back to, and itself (rule 27)."""
-    base = chain.live.get(chain.base)
-    return frozenset({number, *((base.number, *base.line) if base else ())})
-
-
 def build_on(chain: Chain, number: int) -> None:
     """Note that a generation was loaded (0: that the state starts anew): what is published next goes back to it."""
     chain.base = number
-    chain.loaded_since_attempt = True
+    chain.attempts.clear()
 
 
 def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | None:
@@ -154,9 +159,9 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
                 return None
         except StoreError as error:
             failure = error
-            chain.loaded_since_attempt = False
+            chain.attempts.add(manifest.write_id)
             chain.attempted.update(blob.name for blob in manifest.blobs)
-        holder = _holder(store, name)
+        holder = _holder(store, manifest.number)
         if isinstance(holder, Summary) and holder.write_id == manifest.write_id:
             # A lost answer: our create landed. Its name may not be durable yet, and we acknowledge only what is.
             store.sync(layout.GENERATIONS)
@@ -166,14 +171,16 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
     raise failure or StoreError("a manifest appears and vanishes", kind="unstable", retryable=True, name=name, root=store.url)
 
 
-def _holder(store: Store, name: str) -> Summary | int | None:
-    """Return the manifest that holds ``name``, 0 if it cannot be read, None if there is none."""
+def _holder(store: Store, number: int) -> Summary | int | None:
+    """Return the manifest that holds a number, 0 if it cannot be read or says another number, None if there is none."""
+    name = layout.manifest(number)
     try:
-        return decode_summary(store.read(name), name)
+        holder = decode_summary(store.read(name), name)
     except NotFoundError:
         return None
     except (CorruptError, MismatchError):
         return 0
+    return holder if holder.number == number else 0
 
 
 def _step_over(store: Store, chain: Chain, holder: Summary | int, number: int) -> None:
@@ -197,7 +204,7 @@ def _adopt_own(store: Store, chain: Chain, number: int) -> None:
     name = layout.manifest(number)
     earlier = decode_manifest(store.read(name), name)
     store.sync(layout.GENERATIONS)
-    base = chain.base if chain.loaded_since_attempt else earlier.number
+    base = earlier.number if earlier.write_id in chain.attempts else chain.base
     _advance(chain, earlier)
     chain.base = base
 
@@ -214,6 +221,7 @@ def _advance(chain: Chain, manifest: Manifest) -> None:
     named = {blob.name for blob in manifest.blobs}
     chain.condemned.update(chain.attempted - named - {blob.name for old in chain.live.values() for blob in old.blobs})
     chain.attempted.clear()
+    chain.attempts.clear()
 
 
 def summary_of(manifest: Manifest) -> Summary:

@@ -19,14 +19,22 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
     """
     name = layout.pin(number)
     view = read(store)
-    _refuse_unsure(store, view, number)
-    if number in view.live and number in view.pins and view.pins[number].state == "held":
+    found = _pinnable(store, view, number)
+    if number in view.pins and view.pins[number].state == "held":
         # Asking again must not turn a promise into a wish: killed in between, it would break the first one.
-        return view.live[number]
+        return found
     store.replace(name, encode(Pin(view.run_id, number, "wanted", by)))
-    found = read(store).live.get(number)
-    if found is None:
+    try:
+        found = _pinnable(store, read(store), number)
+    except NotFoundError:
         unpin(store, number)
+        raise
+    store.replace(name, encode(Pin(view.run_id, number, "held", by)))
+    return found
+
+
+def _pinnable(store: Store, view: View, number: int) -> Summary:
+    if number not in view.live:
         raise NotFoundError(
             "this generation is not there, or has been retired; only a live one can be pinned",
             kind="not-live",
@@ -34,11 +42,6 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
             root=store.url,
             generation=number,
         )
-    store.replace(name, encode(Pin(view.run_id, number, "held", by)))
-    return found
-
-
-def _refuse_unsure(store: Store, view: View, number: int) -> None:
     if number <= view.unsure:
         raise NotFoundError(
             "this generation may be half deleted: a manifest above the newest cannot be read, and may have dropped it",
@@ -47,6 +50,7 @@ def _refuse_unsure(store: Store, view: View, number: int) -> None:
             root=store.url,
             generation=number,
         )
+    return view.live[number]
 
 
 def unpin(store: Store, number: int) -> None:

@@ -7,13 +7,15 @@ the middle of deleting what it had retired, or of moving names aside: those name
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from milepost.clock import Clock
 from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
 from milepost.publish.manifest import decode_summary, encode
+from milepost.publish.pointer import read_latest, read_progress
 from milepost.publish.term import Claim, Identity, claim
-from milepost.publish.view import Listing, Terms, no_such_run, read_pins, read_run, read_terms
+from milepost.publish.view import Terms, no_such_run, read_manifests, read_pins, read_run, read_terms
 from milepost.records import FORMAT_VERSION, Pin, Reset, RunRecord, Settlement
 from milepost.store.base import Store
 
@@ -23,7 +25,8 @@ def reset(store: Store, clock: Clock, who: Identity) -> Reset:
 
     The caller holds the store's guard. Raises `NotFoundError` if there is no run. Killed half-way, the next claimer goes on.
     """
-    if read_run(store, read_terms(store, Listing())) is None:
+    listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
+    if read_run(store, read_terms(store, listing)) is None:
         raise no_such_run(store)
     claimed = claim(store, clock, who, reset=True)
     set_aside(store, claimed)
@@ -50,15 +53,16 @@ def _is_pending(store: Store, claimed: Claim, reset: Reset) -> bool:
 
 def _finish(store: Store, claimed: Claim, reset: Reset) -> None:
     """Move blobs, then manifests, then what speaks of them; ``milepost.json`` last declares the set-aside run whole."""
-    pins = read_pins(store, reset.run_id)
+    pins = [pin for number, pin in read_pins(store, reset.run_id).items() if number < reset.next]
     # Blobs are listed again: a generation listed after the first time may name one that was not there then.
     _move(store, reset, [entry.name for entry in store.list(layout.BLOBS) if _has_term(entry.name, reset)])
     _move(store, reset, list(_manifests(claimed, reset)))
-    for pin in pins.values():
+    for pin in pins:
         _pin_aside(store, reset, pin)
     marks = [entry.name for entry in store.list(layout.QUARANTINE) if (layout.mark_number(entry.name) or reset.next) < reset.next]
     events = [layout.events(term) for term in range(reset.first_term, reset.term)]
-    _move(store, reset, [*marks, *events, layout.PROGRESS, layout.LATEST])
+    _move(store, reset, [*marks, *events])
+    _move_hints(store, reset)
     _copy_terms(store, claimed.view.terms, reset)
     store.create(reset.to + layout.RUN, encode(RunRecord(FORMAT_VERSION, reset.run_id, reset.at)), label=claimed.label)
 
@@ -69,11 +73,15 @@ def _has_term(name: str, reset: Reset) -> bool:
 
 
 def _manifests(claimed: Claim, reset: Reset) -> Iterator[str]:
-    """Yield the names of the old run's manifests, those that cannot be read included; not those made void by it already."""
-    for number, summary in claimed.view.listing.summaries.items():
-        if reset.first_term <= summary.term < reset.term and number <= reset.head:
+    """Yield the names of the old run's manifests, and of those that nobody can tell whose they are or that were copied in.
+
+    Not those above its head: they are void there as here.
+    """
+    listing, foreign = claimed.view.listing, claimed.view.foreign
+    for number, summary in listing.summaries.items():
+        if number not in foreign and reset.first_term <= summary.term < reset.term and number <= reset.head:
             yield layout.manifest(number)
-    for number in (*claimed.view.listing.unreadable, *claimed.view.listing.misnamed):
+    for number in sorted({*listing.unreadable, *listing.misnamed, *foreign}):
         if number < reset.next:
             yield layout.manifest(number)
 
@@ -87,9 +95,20 @@ def _move(store: Store, reset: Reset, names: list[str]) -> None:
         except ConflictError:
             # Moved already, and written once more by a process of the old run that knows of no reset. The first stays.
             store.delete(name)
-    for directory in {name.rpartition("/")[0] + "/" for name in names if "/" in name}:
-        store.sync(directory)
+    for directory in {name.rpartition("/")[0] + "/" for name in names}:
+        # Where they are now comes first: a power cut between the two must not find them in neither place.
         store.sync(reset.to + directory)
+        store.sync(directory)
+
+
+def _move_hints(store: Store, reset: Reset) -> None:
+    """Move ``LATEST`` and ``progress.json`` if they are still the old run's: only these two names go on to be used."""
+    hints = {layout.LATEST: read_latest(store), layout.PROGRESS: read_progress(store)}
+    for name, hint in hints.items():
+        if hint is not None and hint.run_id == reset.run_id:
+            # One that has been moved already stays: what lies here by now may be the new run's.
+            with suppress(NotFoundError, ConflictError):
+                store.move(name, reset.to + name)
 
 
 def _pin_aside(store: Store, reset: Reset, pin: Pin) -> None:

@@ -60,7 +60,8 @@ def sweep(store: Store, claimed: Claim) -> Retired:
     process may be the paused one.
     """
     view = claimed.view
-    spared = {*view.live, *view.pins}
+    # A manifest of another run was copied here by somebody, perhaps over ours: neither it nor its blobs are ours to delete.
+    spared = {*view.live, *view.pins, *view.foreign}
     dead = [old for number, old in sorted(view.listing.summaries.items()) if number not in spared and number > view.barrier]
     for old in dead:
         store.delete(layout.manifest(old.number))

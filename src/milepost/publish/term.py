@@ -165,16 +165,19 @@ def _list(store: Store, clock: Clock) -> _Listed:
     store.sync(layout.GENERATIONS)
     store.sync(layout.BLOBS)
     terms: Terms = read_terms(store, listing)
-    run_id = _run_of(store, terms, clock)
+    run_id = _run_of(store, listing, terms, clock)
     view = judge(run_id, listing, terms, read_pins(store, run_id), read_marks(store, run_id))
     return _Listed(view, blobs)
 
 
-def _run_of(store: Store, terms: Terms, clock: Clock) -> str:
+def _run_of(store: Store, listing: Listing, terms: Terms, clock: Clock) -> str:
     """Return whose root this is by the terms listed under our own fence; name a new run if it is nobody's yet (rule 26)."""
     run_id = read_run(store, terms)
     if run_id is not None:
         return run_id
+    if listing.summaries:
+        # Somebody has lost milepost.json and terms/. A new run here would make what there is another run's from now on.
+        return listing.summaries[max(listing.summaries)].run_id
     record = RunRecord(FORMAT_VERSION, clock.nonce() + clock.nonce(), utc_text(clock.wall_ns()))
     if store.create(layout.RUN, encode(record)):
         return record.run_id
@@ -206,14 +209,15 @@ def _something_readable(store: Store, view: View) -> None:
     """Refuse to settle on nothing where there was something: unreadable manifests (rule 3a), or none where a term began
     with one. To settle would make void what may only be damaged or misplaced."""
     last = view.terms.newest
-    if view.head is None and (view.unreadable or view.foreign or (last is not None and last.head)):
+    foreign = sorted(number for number in view.foreign if number >= view.terms.first_number)
+    if view.head is None and (view.unreadable or foreign or (last is not None and last.head)):
         raise CorruptError(
             "this run has had generations, but none of its manifests can be read; this is not taken for a fresh start",
             kind="nothing-valid",
             hint=f"restore {layout.GENERATIONS} from a copy, or set the run aside: milepost reset {store.url}",
             root=store.url,
             unreadable=", ".join(layout.manifest(number) for number in sorted(view.unreadable)) or None,
-            of_another_run=", ".join(layout.manifest(number) for number in sorted(view.foreign)) or None,
+            of_another_run=", ".join(layout.manifest(number) for number in foreign) or None,
         )
 
 

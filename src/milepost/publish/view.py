@@ -50,6 +50,11 @@ class Terms:
         return tuple(found[term] for term in sorted(found))
 
     @property
+    def first_number(self) -> int:
+        """Return the lowest number that the root's run can have: what is below lay here when another was set aside."""
+        return self.resets[-1].next if self.resets else 1
+
+    @property
     def unsure(self) -> int:
         """Return the number up to which generations may be half deleted, as settlements recorded it (rule 3a)."""
         return max([0, *(each.unsure for each in self.settlements.values())])
@@ -169,13 +174,12 @@ def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], 
 
 
 def _unreadable(listing: Listing, terms: Terms, foreign: frozenset[int]) -> Mapping[int, str]:
-    first = terms.resets[-1].next if terms.resets else 0
     misnamed = {
         number: f"it says that it is generation {summary.number}"
         for number, summary in listing.misnamed.items()
         if number not in foreign
     }
-    return {number: why for number, why in {**listing.unreadable, **misnamed}.items() if number >= first}
+    return {number: why for number, why in {**listing.unreadable, **misnamed}.items() if number >= terms.first_number}
 
 
 def is_void(summary: Summary, terms: Terms) -> bool:
