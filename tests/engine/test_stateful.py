@@ -436,7 +436,8 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_zombie_saves(self, data: st.DataObject) -> None:
         """Let a process that was taken over wake up and save: it is told, and what it leaves counts for nothing."""
-        zombie = data.draw(st.sampled_from([zombie for zombie in self.zombies if zombie.ready]))
+        ready = [zombie for zombie in self.zombies if zombie.ready]
+        zombie = data.draw(st.sampled_from([zombie for zombie in ready if not zombie.fenced] or ready))
         before = set(self.names())
         zombie.state["policy"]["w"][:] = -1
         with pytest.raises(ConflictError) as caught:
@@ -450,6 +451,8 @@ class Life(RuleBasedStateMachine):
                 self.model.strays.add(number)
             elif name.startswith(layout.BLOBS):
                 self.model.litter.add(name)
+        if data.draw(st.booleans()):
+            self.save()  # the rightful owner steps over what lies at its number
 
     # --- what must hold after each step ---------------------------------------------------------------------------------
 

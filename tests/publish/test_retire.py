@@ -129,3 +129,36 @@ def test_an_unreadable_head_holds_up_every_sweep(world: World) -> None:
     fourth = b.save(4, fixed=4)
     assert (fourth.number, fourth.parent) == (4, 2)
     assert blobs_of(*saved[1:]) <= set(world.names(layout.BLOBS))
+
+
+def test_a_blob_that_an_unreadable_manifest_may_name_outlives_the_readable_ones_that_name_it(world: World) -> None:
+    a = world.open(keep=Keep(last=2))
+    [shared] = blobs_of(a.save(1, fixed=7))
+    for value in (2, 3):
+        a.save(value, fixed=7)
+    assert world.numbers() == [2, 3]
+    before = world.plain().read(layout.manifest(2))
+    world.plain().replace(layout.manifest(2), b"torn")
+    b = world.open(keep=Keep(last=1))
+    for value in (4, 5):
+        b.save(value, fixed=value)
+    assert world.numbers() == [2, 5]
+    assert shared in world.names(layout.BLOBS)
+    world.plain().replace(layout.manifest(2), before)  # an operator has a copy
+    assert world.view().barrier == 0
+
+
+def test_what_an_unreadable_head_may_keep_is_not_swept(world: World) -> None:
+    a = world.open(keep=Keep(last=2))
+    a.save(1, fixed=1)
+    a.save(2, fixed=2)
+    faults(a).kill("delete", layout.manifest(1))
+    with pytest.raises(Killed):
+        a.save(3, fixed=3)  # drops 1
+    world.plain().replace(layout.manifest(4), b"torn")
+    b = world.open()
+    assert (b.head, set(b.opened.claimed.view.live)) == (3, {2, 3})
+    assert world.numbers() == [1, 2, 3, 4]
+    world.plain().delete(layout.manifest(4))
+    world.open()
+    assert world.numbers() == [2, 3]

@@ -38,7 +38,7 @@ from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from milepost.store.memory import MemoryStore
 from milepost.store.posix import Posix
-from milepost.testing.faults import HANG_S, FaultStore
+from milepost.testing.faults import HANG_S, FaultStore, Gate
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +58,19 @@ class Unsynced(Posix):
 def _nothing(*_arguments: object) -> None: ...
 
 
+class Pausable(FaultStore):
+    """Remember the gates that were put up."""
+
+    def __init__(self, inner: Store, gates: list[Gate]) -> None:
+        super().__init__(inner)
+        self._gates = gates
+
+    def pause(self, operation: str, pattern: str = "*", *, nth: int = 1, after: bool = False) -> Gate:
+        gate = super().pause(operation, pattern, nth=nth, after=after)
+        self._gates.append(gate)
+        return gate
+
+
 class World:
     """Hold one run root, on the store the test runs on."""
 
@@ -66,6 +79,7 @@ class World:
         self.path = path / "run"
         self.clocks = 0
         self._pool: ThreadPoolExecutor | None = None
+        self._gates: list[Gate] = []
 
     def clock(self) -> FakeClock:
         """Return the clock of one more process: no two ever draw the same nonce."""
@@ -78,7 +92,7 @@ class World:
 
     def process(self) -> FaultStore:
         """Return a store of one more process, which can be paused, killed and cut off."""
-        return FaultStore(self.plain())
+        return Pausable(self.plain(), self._gates)
 
     def copy(self, number: int) -> World:
         """Return another root with the same names and bytes."""
@@ -99,7 +113,9 @@ class World:
         return self._pool.submit(action)
 
     def close(self) -> None:
-        """Wait for every thread."""
+        """Let go of whoever a failed test has left standing at a gate, and wait for every thread."""
+        for gate in self._gates:
+            gate.release()
         if self._pool:
             self._pool.shutdown()
 
