@@ -168,8 +168,12 @@ class Summary:
 
     @property
     def new_bytes(self) -> int:
-        """Return the size of the blobs which this generation wrote itself."""
-        return sum(blob.size_bytes for blob in self.blobs if f"/{self.number:06d}-t{self.term}-" in blob.name)
+        """Return the size of the blobs which this generation wrote itself: in its term, and after its parent."""
+        return sum(blob.size_bytes for blob in self.blobs if self._is_own(blob.name))
+
+    def _is_own(self, name: str) -> bool:
+        number, term = name.rpartition("/")[2].split("-")[:2]
+        return term == f"t{self.term}" and int(number) > self.parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,58 @@ class TestReset:
         assert call(*shown[1:]).stdout.splitlines()[1].startswith("g000003")
 
 
+class TestDrop:
+    @pytest.mark.parametrize(
+        ("number", "what", "code", "words"),
+        [
+            (2, "torn", 0, "g000002 is given up; the next start deletes what it alone had named"),
+            (3, "torn", 0, "g000003 is given up; the next start deletes what it alone had named"),
+            (2, "misnamed", 0, "g000002 is given up; the next start deletes what it alone had named"),
+            (2, "sound", 2, "only a manifest that cannot be read can be dropped"),
+            (17, "sound", 2, "only a manifest that cannot be read can be dropped"),
+        ],
+    )
+    def test_only_what_cannot_be_read_is_given_up(self, root: Path, number: int, what: str, code: int, words: str) -> None:
+        manifest = root / f"generations/{number:06d}.json"
+        if what == "torn":
+            manifest.write_bytes(b"torn")
+        elif what == "misnamed":
+            manifest.write_bytes((root / "generations/000001.json").read_bytes())
+        before = sorted(path.name for path in (root / "terms").iterdir())
+        result = call("drop", root, number)
+        assert result.exit_code == code
+        assert words in result.stdout + result.stderr
+        if code:
+            assert sorted(path.name for path in (root / "terms").iterdir()) == before
+            assert len(document("ls", root)["generations"]) == 3
+        else:
+            assert not manifest.exists()
+            assert sorted(one["number"] for one in document("ls", root)["generations"]) == sorted({1, 2, 3} - {number})
+            milepost.save(root, {"policy": {"w": [9.0]}}, step=9000)  # its number is not used again
+            assert document("ls", root)["generations"][0]["number"] == 4
+
+    def test_it_can_be_read_by_a_program(self, root: Path) -> None:
+        (root / "generations/000002.json").write_bytes(b"torn")
+        said = document("drop", root, 2)
+        assert (said["number"], said["name"]) == (2, "g000002")
+
+    def test_where_nothing_can_be_read_it_names_the_way_out_and_that_works(self, root: Path) -> None:
+        for path in (root / "generations").iterdir():
+            path.write_bytes(b"torn")
+        result = call("drop", root, 3)
+        assert result.exit_code == 14
+        assert "milepost reset" in result.stderr
+        assert call("reset", root).exit_code == 0
+        assert document("ls", root)["generations"] == []
+
+    def test_a_run_that_is_being_trained_or_is_none_is_left_alone(self, root: Path, tmp_path: Path) -> None:
+        (root / "generations/000002.json").write_bytes(b"torn")
+        with LocalStore(root, SystemClock()).guard(wait_s=0.0, take_over=False):
+            assert call("drop", root, 2).exit_code == 11
+        assert (root / "generations/000002.json").exists()
+        assert call("drop", tmp_path, 2).exit_code == 10
+
+
 class TestPins:
     def test_a_pinned_generation_outlives_retention_until_it_is_unpinned(self, tmp_path: Path) -> None:
         run = Run(tmp_path / "ppo", Keep(last=2)).saves([1, 2])

@@ -57,9 +57,7 @@ def fence(term: int) -> Fence:
     return Fence(term, "claim", "host", "boot", 1, "")
 
 
-def terms(
-    settled: Mapping[int, int | None], *, fenced: Iterable[int] = (), unsure: int = 0, reset: Reset | None = None
-) -> Terms:
+def terms(settled: Mapping[int, int | None], *, fenced: Iterable[int] = (), unsure: int = 0, reset: Reset | None = None) -> Terms:
     """Return what ``terms/`` says: the head each term settled on, None for a dead one; ``fenced`` ones have not settled.
 
     The highest settlement is the one that records ``unsure``; from the term of ``reset`` on they are of run `OTHER`.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from milepost.engine import oneshot
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import ConflictError, CorruptError, SaveFailed, StoreError
 from milepost.lifecycle.recover import choose
@@ -15,7 +17,7 @@ from milepost.publish import layout
 from milepost.publish.manifest import encode
 from milepost.publish.pins import pin
 from milepost.records import Summary
-from milepost.testing.faults import FaultStore, Killed
+from milepost.testing.faults import FaultStore, Killed, Late
 from tests.publish.summaries import generation
 from tests.publish.world import World, Writer, blobs_of
 
@@ -163,6 +165,16 @@ def test_a_number_that_cannot_be_read_is_stepped_over_and_nothing_below_it_is_de
     assert [manifest.number for manifest in saved] == [3, 4, 5]
     assert world.numbers() == [1, 2, 5]
     assert blobs_of(a.opened.session.chain.dropped[1]) <= set(world.names(layout.BLOBS))
+
+
+def test_a_number_held_by_a_copy_of_another_generation_is_stepped_over(world: World) -> None:  # rule 3a
+    a = world.open()
+    a.save(1)
+    world.plain().create(layout.manifest(2), world.plain().read(layout.manifest(1)))  # of our own term
+    saved = [a.save(2), a.save(3)]
+    assert [manifest.number for manifest in saved] == [3, 4]
+    assert [manifest.parent for manifest in saved] == [1, 3]
+    world.check(*saved)
 
 
 def test_keep_takes_no_dead_number_in_again(world: World) -> None:  # rule 2
@@ -313,6 +325,199 @@ def test_starting_anew_keeps_what_was_there_until_two_new_generations_exist(worl
         fifth = second.save(41)
         assert fifth.rollback_to is None
         assert set(world.check().live) == {5}
+
+
+def resume_an_older_one(training: Training) -> None:
+    training.engine.resume(1)
+
+
+def start_anew(training: Training) -> None:
+    training.engine.resume("never")
+
+
+def fall_back(training: Training) -> None:
+    assert training.engine.resume() is not None
+
+
+@pytest.mark.parametrize("turn", [resume_an_older_one, start_anew, fall_back])
+def test_the_first_generation_after_a_change_of_base_keeps_all_that_the_old_head_kept(
+    world: World, turn: Callable[[Training], None]
+) -> None:
+    first = Training(world, Keep(last=3))
+    with first.engine:
+        for value in (1, 2, 3):
+            first.policy["fixed"][:] = value
+            third = first.save(value)
+    if turn is fall_back:
+        damage(world, third)
+    second = Training(world, Keep(last=1))
+    with second.engine:
+        turn(second)
+        assert second.save(4).keep == (1, 2, 3, 4)
+        assert world.numbers() == [1, 2, 3, 4]
+        fifth = second.save(5)
+        # What this process resumed from stays; the rest is left to retention now.
+        assert fifth.keep == {resume_an_older_one: (1, 5), start_anew: (5,), fall_back: (2, 5)}[turn]
+    assert world.value() == 5
+
+
+def test_a_full_disk_takes_nothing_of_what_a_change_of_base_left_behind(world: World) -> None:  # rules 16 and 27
+    a = world.open(keep=Keep(last=5))
+    saved = [a.save(value, fixed=value) for value in (1, 2, 3)]
+    a.stand_on(1)
+    fourth = a.save(4, fixed=4)
+    assert fourth.rollback_to == 1
+    faults(a).fail("write_blob", "blobs/000005*", StoreError("full", kind="disk-full", retryable=False), times=None)
+    with pytest.raises(StoreError):
+        a.save(5, fixed=5)
+    assert world.numbers() == [1, 2, 3, 4]
+    world.check(*saved, fourth)
+
+
+def left_behind(world: World, turn: str) -> Summary:
+    """Publish 1, 2 and 3, go back to 1 or start anew, and publish one more; return that."""
+    first = Training(world)
+    with first.engine:
+        for value in (1, 2, 3):
+            first.policy["fixed"][:] = value
+            first.save(value)
+    if turn == "rollback":
+        oneshot.rollback(world.plain(), 1)
+    second = Training(world)
+    with second.engine:
+        second.engine.resume({"number": 1, "never": "never", "rollback": "latest"}[turn])  # type: ignore[arg-type]
+        second.policy["fixed"][:] = 50
+        return second.save(50)
+
+
+@pytest.mark.parametrize(("turn", "line", "to"), [("number", (1, 4), 1), ("rollback", (1, 4, 5), 4)])
+def test_a_fallback_goes_only_where_the_damaged_head_came_from(world: World, turn: str, line: tuple[int, ...], to: int) -> None:
+    head = left_behind(world, turn)
+    assert head.line == line
+    damage(world, head)
+    assert oneshot.verify(world.plain()).resume_from == to
+    assert world.value() == 1
+    again = Training(world)
+    with again.engine:
+        restored = again.engine.resume()
+        assert restored is not None
+        assert (restored.generation, again.value()) == (to, 1)
+        next_one = again.save(60)
+        assert (next_one.parent, next_one.rollback_to) == (head.number, to)
+        assert set(next_one.line) == {*line} - {head.number} | {next_one.number}
+    world.open()
+    assert world.value() == 60
+
+
+@pytest.mark.parametrize("turn", ["number", "never", "rollback"])
+def test_what_was_left_behind_is_never_resurrected_but_named(world: World, turn: str) -> None:
+    head = left_behind(world, turn)
+    damage(world, head)
+    older = {world.view().live[number].blobs[-1].name: number for number in {*head.line} - {head.number}}
+    for number in older.values():  # a rollback shares its blobs with what it went back to
+        damage(world, world.view().live[number], blob=-1)
+    again = Training(world)
+    with again.engine:
+        with pytest.raises(CorruptError) as caught:
+            again.engine.resume()
+        assert caught.value.kind == "nothing-valid"
+        others = {"number": "3, 2", "never": "3, 2, 1", "rollback": "3, 2"}[turn]
+        assert caught.value.facts["left_behind_but_there"] == others
+        with pytest.raises(CorruptError):
+            again.engine.adopt()
+        with pytest.raises(CorruptError) as caught:
+            oneshot.load(world.plain())
+        assert caught.value.facts["left_behind_but_there"] == others
+        assert oneshot.verify(world.plain()).resume_from is None
+        restored = again.engine.resume(3)  # by an operator's word
+        assert restored is not None
+        assert (restored.generation, again.value()) == (3, 3)
+        saved = again.save(60)
+        assert saved.rollback_to == 3
+        assert {3, saved.number} <= set(saved.line)
+    assert world.value() == 60
+
+
+def test_best_is_chosen_along_the_line_only(world: World) -> None:
+    def metric(training: Training, value: float) -> None:
+        training.engine.report(int(value), {"eval/return": value})
+        training.save(value)
+
+    keep = Keep(last=5, best=1, by="eval/return")
+    first = Training(world, keep)
+    with first.engine:
+        metric(first, 1)
+        metric(first, 9)
+    second = Training(world, keep)
+    with second.engine:
+        second.engine.resume(1)
+        metric(second, 2)
+        restored = second.engine.resume("best")
+        assert restored is not None
+        assert restored.generation == 3
+
+
+# --- an attempt that turns out published (rules 11 and 27) --------------------------------------------------------------
+
+
+def fail_unknown(writer: Writer, value: float) -> Late:
+    """Save with an unknown outcome; return the request that may still land."""
+    name = layout.manifest(writer.session.chain.next)
+    late, _ = faults(writer).delay("create", name), faults(writer).delay("create", name, nth=2)
+    with pytest.raises(StoreError):
+        writer.save(value)
+    return late
+
+
+def test_an_attempt_that_turns_out_published_is_the_base_of_the_next_save(world: World) -> None:
+    a = world.open(keep=Keep(last=5))
+    a.save(1)
+    a.save(2)
+    late = fail_unknown(a, 3)
+    faults(a).deliver(late)
+    saved = a.save(4)
+    assert (saved.parent, saved.rollback_to, saved.line) == (3, None, (1, 2, 3, 4))
+    world.check(saved)
+
+
+def test_an_attempt_before_a_load_becomes_the_parent_but_not_the_base(world: World) -> None:
+    a = world.open(keep=Keep(last=5))
+    for value in (1, 2):
+        a.save(value, fixed=value)
+    late = fail_unknown(a, 3)
+    a.stand_on(1)
+    faults(a).deliver(late)
+    saved = a.save(4, fixed=1)
+    assert (saved.parent, saved.rollback_to, saved.line, saved.keep) == (3, 1, (1, 4), (1, 2, 3, 4))
+    world.check(saved)
+    damage(world, saved)
+    assert world.value() == 1  # and not 3
+
+
+def test_of_two_attempts_the_one_before_the_load_is_no_base_and_the_one_after_it_is(world: World) -> None:
+    for first_lands, base, line in ((True, 1, (1, 4)), (False, None, (1, 3, 4))):
+        trial = world.copy(int(first_lands))
+        a = trial.open(keep=Keep(last=5))
+        for value in (1, 2):
+            a.save(value, fixed=value)
+        before = fail_unknown(a, 30)
+        a.stand_on(1)
+        after = fail_unknown(a, 31)
+        faults(a).deliver(before if first_lands else after)
+        saved = a.save(4, fixed=1)
+        assert (saved.parent, saved.rollback_to, saved.line) == (3, base, line)
+        trial.check(saved)
+        assert trial.value(3) == (30 if first_lands else 31)
+
+
+def test_an_attempt_before_a_fresh_start_is_no_base(world: World) -> None:
+    a = world.open(keep=Keep(last=5))
+    a.save(1)
+    late = fail_unknown(a, 2)
+    a.session.build_on(None)
+    faults(a).deliver(late)
+    saved = a.save(4)
+    assert (saved.parent, saved.rollback_to, saved.line, saved.keep) == (2, 0, (3,), (1, 2, 3))
 
 
 def test_with_nothing_left_to_fall_back_to_the_engine_refuses_to_save(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from milepost.errors import StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
-from milepost.publish.retire import Retired, sweep
+from milepost.publish.retire import Retired, drop_unreadable, sweep
 from milepost.store.base import Entry
 from milepost.testing.faults import FaultStore, Killed
 from tests.publish.world import World, Writer, blobs_of
@@ -111,8 +111,9 @@ def test_neither_sweep_nor_retire_takes_a_blob_at_or_below_an_unreadable_number(
 
 def test_once_an_operator_has_dropped_the_unreadable_manifest_the_next_claim_tidies_up(world: World) -> None:
     torn_second(world)
-    world.open(keep=Keep(last=1)).save(4, fixed=4)
-    world.plain().delete(layout.manifest(2))
+    a = world.open(keep=Keep(last=1))
+    a.save(4, fixed=4)
+    drop_unreadable(a.store, a.opened.claimed, 2)
     b = world.open(keep=Keep(last=1))
     assert world.numbers() == [4]
     assert set(world.names(layout.BLOBS)) == blobs_of(*b.opened.claimed.view.live.values())

@@ -16,7 +16,7 @@ from milepost.publish import layout
 from milepost.publish.manifest import decode, encode
 from milepost.publish.pins import pin
 from milepost.publish.retire import drop_unreadable
-from milepost.records import Manifest, Settlement
+from milepost.records import Manifest, Settlement, Summary
 from milepost.testing.faults import FaultStore
 from tests.publish.summaries import generation
 from tests.publish.world import World, Writer, blobs_of, done
@@ -108,7 +108,7 @@ def test_it_cannot_be_pinned(world: World, number: int) -> None:
     torn_head(world)
     for again in (False, True):
         if again:
-            world.open().save(4)  # recorded by now
+            world.open(keep=Keep(last=3)).save(4)  # recorded by now
         with pytest.raises(NotFoundError) as caught:
             pin(world.plain(), number)
         assert (caught.value.kind, caught.value.facts["generation"]) == ("unsure", number)
@@ -232,22 +232,21 @@ def dropping_2(world: World, phase: str) -> Callable[[], object]:
     return go_on
 
 
-def resume_and_save(world: World) -> Manifest:
+def resume_and_save(world: World) -> Summary:
     b = world.open(keep=Keep(last=1))
     assert b.head == 2
     return b.save(20, fixed=2)
 
 
-def roll_back(world: World) -> Manifest:
+def roll_back(world: World) -> Summary:
     b = world.open(keep=Keep(last=2))
-    first = b.save(20, fixed=2)
-    assert world.view().live.keys() == {2, first.number}
-    return world.view().listing.summaries[oneshot.rollback(world.plain(), 2).number]  # type: ignore[return-value]
+    b.save(20, fixed=2)
+    return oneshot.rollback(world.plain(), 2)
 
 
 @pytest.mark.parametrize("build", [resume_and_save, roll_back])
 def test_an_old_writer_deletes_nothing_that_counts_of_what_was_built_on_what_it_had_dropped(
-    world: World, build: Callable[[World], Manifest]
+    world: World, build: Callable[[World], Summary]
 ) -> None:
     go_on = dropping_2(world, "the manifest")
     with pytest.raises(NotFoundError):

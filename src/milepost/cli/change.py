@@ -57,7 +57,7 @@ def drop(root: str, number: int, take_over: bool, as_json: bool) -> None:
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
     oneshot.drop(root, number, take_over=take_over)
-    _say_pin("drop", root, number, f"{name_of(number)} is given up; the next start deletes what it alone had named", as_json)
+    _say("drop", root, number, f"{name_of(number)} is given up; the next start deletes what it alone had named", as_json)
 
 
 @verb
@@ -66,7 +66,7 @@ def pin(root: str, ref: str, as_json: bool) -> None:
     """Keep a generation (the latest by default) whatever retention says, until it is unpinned."""
     store = open_store(root)
     found = pins.pin(store, resolve(read(store), ref, root).number, by="milepost pin")
-    _say_pin("pin", root, found.number, f"{name_of(found.number)} (step {found.step:,}) stays until it is unpinned", as_json)
+    _say("pin", root, found.number, f"{name_of(found.number)} (step {found.step:,}) stays until it is unpinned", as_json)
 
 
 @verb
@@ -80,9 +80,9 @@ def unpin(root: str, ref: str, as_json: bool) -> None:
         number = resolve(view, ref, root).number
     pins.unpin(store, number)
     what = "is left to retention again" if number in view.pins else "was not pinned"
-    _say_pin("unpin", root, number, f"{name_of(number)} {what}", as_json)
+    _say("unpin", root, number, f"{name_of(number)} {what}", as_json)
 
 
-def _say_pin(message_type: str, root: str, number: int, text: str, as_json: bool) -> None:
+def _say(message_type: str, root: str, number: int, text: str, as_json: bool) -> None:
     fields = {"number": number, "name": name_of(number)}
     click.echo(document.encode(message_type, root, fields) if as_json else text)

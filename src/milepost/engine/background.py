@@ -18,7 +18,7 @@ class Background:
     def __init__(self, writer: Literal["thread", "inline"]) -> None:
         self._writer = writer
         self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     @property
     def busy(self) -> bool:
@@ -28,7 +28,10 @@ class Background:
     def start(self, work: Work) -> None:
         """Begin ``work``; none may be in flight."""
         if self._writer == "inline":
-            self._run(work)
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - nothing is lost: `collect` hands it to the caller
+                self._failure = error
             return
         self._thread = threading.Thread(target=self._run, args=(work,), name="milepost-writer")
         self._thread.start()
@@ -36,7 +39,7 @@ class Background:
     def _run(self, work: Work) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - nothing is lost: `collect` hands it to the next caller
+        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to: `collect` hands it to the next caller
             self._failure = error
 
     def join(self) -> None:
@@ -45,7 +48,7 @@ class Background:
             self._thread.join()
             self._thread = None
 
-    def collect(self) -> Exception | None:
+    def collect(self) -> BaseException | None:
         """Return what the last save died of, once. Call `join` first."""
         failure, self._failure = self._failure, None
         return failure

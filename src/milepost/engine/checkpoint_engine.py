@@ -28,6 +28,7 @@ from milepost.lifecycle.triggers import Reading, Trigger
 from milepost.publish.view import read
 from milepost.records import Exactness, Metric, Restored, Summary
 from milepost.state.protocol import Reporting
+from milepost.state.tree import flatten
 from milepost.store.base import Store
 from milepost.store.resolve import open_store
 
@@ -44,9 +45,10 @@ class CheckpointEngine:
     ``exactness`` says of a component, for the manifest, that it is ``approximate`` or ``not captured``, and why.
     ``fingerprint`` names what must be equal for the same bits to come out (``{"env/id": "CartPole-v1"}``).
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
-    an error. ``on_save_error="warn"`` trains on through up to ``save_errors_max`` failed saves in a row.
+    an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
     ``writer="inline"`` saves in the calling thread. ``lease_wait`` is how many seconds to wait for another writer to end;
-    ``take_over`` claims the root without waiting. ``health_eval`` is called after a resume; False means: not this one.
+    with ``take_over`` the root is then claimed all the same. ``health_eval`` is called after a resume; False means: not
+    this one.
 
     One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
     """
@@ -81,7 +83,8 @@ class CheckpointEngine:
         self._store = open_store(root, self._clock)
         self._when = when
         self._fingerprint = dict(fingerprint or {})
-        self._mismatches = Mismatches(dict(on_mismatch or {}), strict)
+        kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
+        self._mismatches = Mismatches(dict(on_mismatch or {}), strict, kinds)
         self._on_save_error = on_save_error
         self._errors_left = self._save_errors_max = save_errors_max
         self._pickle = (allow_pickle, trust_pickle)
@@ -94,6 +97,7 @@ class CheckpointEngine:
         self._metrics = Metrics(self.keep)
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
+        self._told: dict[str, str] = {}
         self._held = ExitStack()
         self._ready = False
         self._in_flight: dict[str, Metric] | None = None
@@ -125,6 +129,7 @@ class CheckpointEngine:
         """
         self._check_usable()
         if self._open is None:
+            self._check_capturable()
             wait_s, take_over = self._guard
             guard = self._store.guard(wait_s=wait_s, take_over=take_over)
             self._held.enter_context(guard)
@@ -142,15 +147,20 @@ class CheckpointEngine:
             except BaseException:
                 self._held.close()
                 raise
-            self._started_ns = self._clock.monotonic_ns()
+            self._begin_from(None)
             # A run without any generation is a fresh start; nobody has to call resume() for that.
-            view = self._open.claimed.view
-            self._ready = view.head is None and not view.unreadable
+            self._ready = self._open.claimed.view.head is None
         return self._open.session
+
+    def _check_capturable(self) -> None:
+        """Find what cannot be saved before the first step, and not at the first save; copies nothing, writes nothing."""
+        for name, value in self.state.items():
+            flatten(value, name, allow_pickle=self._pickle[0])
+        self._exactness_now()
 
     def peek(self, which: Which = "latest") -> Summary | None:
         """Return the generation that `resume` would take, or None, without loading it. Counters are in it."""
-        return self._resuming().choose(which).manifest
+        return self._resuming().peek(which)
 
     def resume(self, which: Which = "latest") -> Restored | None:
         """Bring the state back in place from the newest sound generation, or from ``which``; None if the run starts anew.
@@ -159,7 +169,7 @@ class CheckpointEngine:
         there until two new generations exist. Compares everything first: `MismatchError` lists every difference and leaves
         all as it was. Damaged generations are passed over and named; `CorruptError` if none is left.
         """
-        resuming = self._resuming()
+        resuming, self._looked = self._resuming(), None
         try:
             restored = resuming.resume(which)
         except BaseException as error:
@@ -179,7 +189,7 @@ class CheckpointEngine:
 
         For a process that has made this state itself, since that generation or by saving it: a second ``learn()``, say.
         """
-        resuming = self._resuming()
+        resuming, self._looked = self._resuming(), None
         adopted = resuming.adopt()
         self._ready = True
         self._begin_from(adopted)
@@ -191,7 +201,8 @@ class CheckpointEngine:
         self.wait()
         head = session.chain.head.number if session.chain.head else 0
         if self._looked is None or self._looked[0] != head:
-            view = read(session.store)
+            claimed = self._claimed.claimed
+            view = claimed.view if head == claimed.settlement.head and not self._ready else read(session.store)
             self._looked = (head, Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval))
         return self._looked[1]
 
@@ -213,6 +224,8 @@ class CheckpointEngine:
         While a save is in flight nothing is due: the trigger fires at the first safe point after it.
         """
         self.claim()
+        if not self._ready:
+            self._check_may_save()
         now = self._read(step, episodes, epochs)
         reason = self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
         if reason is None or self._background.busy:
@@ -258,13 +271,16 @@ class CheckpointEngine:
             self._surface()
 
     def _exactness_now(self) -> dict[str, tuple[Exactness, str]]:
-        """Return what the manifest says of each component that is not exact; what is new is told once."""
+        """Return what the manifest says of each component that is not exact, as it was captured last; what is new is told."""
+        found: dict[str, tuple[Exactness, str]] = {}
         for name, value in self.state.items():
-            left = list(value.left_out()) if isinstance(value, Reporting) and name not in self.exactness else []
-            if left:
-                self.exactness[name] = ("not captured", "; ".join(map(str, left)))
-                log.warning("a resume will not be exact: %s: %s", name, self.exactness[name][1])
-        return dict(self.exactness)
+            text = "; ".join(map(str, value.left_out())) if isinstance(value, Reporting) else ""
+            if text:
+                found[name] = ("not captured" if name.rpartition("/")[2] == "envs" else "approximate", text)
+            if text and self._told.get(name) != text:
+                log.warning("a resumed run may differ from this one: `%s` is saved without %s", name, text)
+            self._told[name] = text
+        return found | self.exactness
 
     def wait(self) -> Summary | None:
         """Wait for the save in flight and return the newest generation of this run. Raises `SaveFailed` if it failed."""

@@ -37,21 +37,23 @@ class Mismatches:
 
     chosen: Mapping[str, Answer] = field(default_factory=dict)
     strict: bool = False
+    known: frozenset[str] = frozenset()
+    """Kinds beside those of `DEFAULTS`: the first parts of the fingerprint's names."""
     ask: Callable[[str], str] | None = None
     """How to ask; None asks on the terminal, and without one takes the question for an error."""
 
     def __post_init__(self) -> None:
         for kind, answer in self.chosen.items():
-            if answer not in ("error", "ask", "warn"):
+            if answer not in ("error", "ask", "warn") or kind not in {*DEFAULTS, *self.known}:
                 raise UsageError(
                     'on_mismatch takes "error", "ask" or "warn" per kind',
                     kind="bad-mismatch",
-                    hint=f"kinds are {', '.join(DEFAULTS)}",
+                    hint=f"kinds are {', '.join(sorted({*DEFAULTS, *self.known}))}",
                     **{kind: answer},
                 )
 
     def judge(self, found: Sequence[Difference], *, root: str, generation: int) -> list[str]:
-        """Return the differences that are only warned about, as text; raise `MismatchError` with all the others."""
+        """Return the differences that were let pass, as text; raise `MismatchError` with all the others."""
         refused = [difference for difference in found if self._answer(difference) == "error"]
         asked = [difference for difference in found if self._answer(difference) == "ask"]
         if asked and not refused and not self._accepted(asked):
@@ -67,7 +69,7 @@ class Mismatches:
                 root=root,
                 generation=generation,
             )
-        return [str(difference) for difference in found if difference not in asked]
+        return [str(difference) for difference in found]
 
     def _answer(self, difference: Difference) -> Answer:
         chosen = self.chosen.get(difference.kind)

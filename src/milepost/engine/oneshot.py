@@ -6,26 +6,27 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from milepost.clock import Clock, SystemClock
 from milepost.engine.arena import Arena
 from milepost.engine.capture import capture
 from milepost.engine.components import is_name
+from milepost.engine.events import Events
 from milepost.engine.opening import Opened, open_session
-from milepost.engine.provenance import identity
+from milepost.engine.provenance import attempt, identity
 from milepost.engine.reader import build, restage
 from milepost.engine.relief import write_with_relief
 from milepost.engine.session import Order, Session
 from milepost.engine.writer import republish
 from milepost.errors import CorruptError, NotFoundError, UsageError
-from milepost.lifecycle.recover import Skipped, Which, choose
+from milepost.lifecycle.recover import Skipped, choose
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.verify import Report, no_such_generation
 from milepost.lifecycle.verify import verify as verify_store
 from milepost.publish import layout
 from milepost.publish import reset as resetting
-from milepost.publish.retire import drop_unreadable
+from milepost.publish.retire import check_unreadable, drop_unreadable
 from milepost.publish.view import View, read
 from milepost.records import Manifest, Reset, Summary
 from milepost.store.base import Store
@@ -51,9 +52,9 @@ def save(url: Root, tree: object, *, step: int = 0, keep: Keep | None = None, al
     """
     by_component = isinstance(tree, Mapping) and bool(tree) and all(is_name(key) for key in tree)
     state: Mapping[str, object] = tree if by_component else {"extra": tree}  # type: ignore[assignment]
+    staged = capture(state, Arena(), allow_pickle=allow_pickle)  # first: what cannot be saved leaves no trace
     with _claimed(url, keep or Keep()) as opened:
         opened.session.build_on(_sound_base(opened))
-        staged = capture(state, Arena(), allow_pickle=allow_pickle)
         order = Order(step, "manual", exactness={} if by_component else {"extra": ("exact", WHOLE)})
         return write_with_relief(opened.session, staged, order)
 
@@ -66,12 +67,18 @@ def _sound_base(opened: Opened) -> Manifest | None:
         return None
 
 
-def load(url: Root, *, parts: Iterable[str] | None = None, which: Which = "latest", trust_pickle: bool = False) -> object:
+def load(
+    url: Root, *, parts: Iterable[str] | None = None, which: Literal["latest"] | int = "latest", trust_pickle: bool = False
+) -> object:
     """Return a generation as a fresh tree, only the components named in ``parts`` if given; their bytes alone are read.
 
     ``which`` is ``latest`` or a generation's number. Needs no claim, and may run beside training. Every byte returned is
     verified; a damaged newest generation is passed over for the one before it, a damaged numbered one is a `CorruptError`.
     """
+    if which != "latest" and (isinstance(which, bool) or not isinstance(which, int)):
+        raise UsageError(
+            'load takes which="latest" or a number', kind="bad-which", hint="milepost ls shows the numbers", which=which
+        )
     store = open_store(url, SystemClock())
     wanted = None if parts is None else tuple(parts)
     refused: Exception | None = None
@@ -95,14 +102,14 @@ def load(url: Root, *, parts: Iterable[str] | None = None, which: Which = "lates
 def _loaded(
     store: Store,
     view: View,
-    which: Which,
+    which: Literal["latest"] | int,
     wanted: tuple[str, ...] | None,
     rejected: tuple[Skipped, ...],
     *,
     trust_pickle: bool,
 ) -> object:
-    # Parts are not checked as a whole first: only their own bytes are read, and each leaf is verified on the way.
-    manifest = choose(store, view, which, full=wanted is None, rejected=rejected).manifest
+    # Nothing live is touched here, so nothing is read twice: each leaf is verified on its way into a fresh tree.
+    manifest = choose(store, view, which, full=False, rejected=rejected).manifest
     if manifest is None:
         raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
     # Its name may not be durable yet: a power cut must not take away what a caller has been given (rule 20).
@@ -142,9 +149,9 @@ def rollback(url: Root, to: int, *, take_over: bool = False) -> Summary:
 def _publish_again(session: Session, target: Manifest) -> Summary:
     session.build_on(target)
     if session.base is None:
-        # Its blobs may be deleted under a new name for them (rule 3a): what verified is copied to blobs of its own.
-        session.keep = Keep(last=max(session.chain.live) + 1)
-        return write_with_relief(session, restage(session.store, target, Arena()), _order_of(target))
+        # Its blobs may be deleted by a paused writer (rule 3a): what verified is copied to blobs of its own.
+        session.fingerprint = dict(target.fingerprint)
+        return write_with_relief(session, restage(session.store, target, Arena()), _order_of(target), _everything)
     return republish(session, dataclasses.replace(target, reason="rollback", trim_of=None), _everything)
 
 
@@ -178,7 +185,11 @@ def reset(url: Root, *, take_over: bool = False) -> Reset:
     store = open_store(url, clock)
     read(store)  # a root that holds no run is refused before anything is made there
     with store.guard(wait_s=0.0, take_over=take_over):
-        return resetting.reset(store, clock, identity())
+        record = resetting.reset(store, clock, identity())
+    view = read(store)
+    events = Events(store, clock, run_id=view.run_id, term=record.term, attempt=attempt())
+    events.write("reset", set_aside=record.to, settlement=view.terms.settlements.get(record.term))
+    return record
 
 
 def drop(url: Root, number: int, *, take_over: bool = False) -> None:
@@ -186,9 +197,11 @@ def drop(url: Root, number: int, *, take_over: bool = False) -> None:
 
     Raises `UsageError` if it can be read, `ConflictError` while the run is being trained.
     """
-    read(open_store(url, SystemClock()))
-    with _claimed(url, Keep(), take_over=take_over) as opened:
+    store = open_store(url, SystemClock())
+    check_unreadable(store, read(store), number)  # before the claim: a slip of the finger ends no other writer's
+    with _claimed(store, Keep(), take_over=take_over) as opened:
         drop_unreadable(opened.session.store, opened.claimed, number)
+        opened.session.events.write("dropped", generation=number)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from milepost.engine.relief import hold_ballast
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.retain import Keep
+from milepost.publish import layout
 from milepost.publish.generation import chain_of
 from milepost.publish.pointer import point_at
 from milepost.publish.reset import set_aside
@@ -32,8 +33,9 @@ def open_session(
 ) -> Opened:
     """Claim the root and make it tidy. The caller holds the store's guard. Raises `ConflictError` if it is fenced at once."""
     who = identity()
+    # Whatever may be wrong with this process's surroundings is found before the root is touched.
+    made_by, prints = provenance(who, incarnation), fingerprint(extra_fingerprint)
     claimed = claim(store, clock, who)
-    made_by = provenance(who, incarnation)
     events = Events(store, clock, run_id=claimed.run_id, term=claimed.term, attempt=made_by.attempt)
     session = Session(
         store,
@@ -43,11 +45,10 @@ def open_session(
         events,
         keep,
         made_by,
-        fingerprint(extra_fingerprint),
+        prints,
         blob_bytes=blob_bytes,
     )
-    head = claimed.view.head
-    events.write("claimed", head=head.number if head else 0, next=claimed.settlement.next, pid=who.pid, host=who.host)
+    events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement)
     _tidy(session, claimed)
     return Opened(session, claimed)
 
@@ -63,7 +64,9 @@ def _tidy(session: Session, claimed: Claim) -> None:
         swept = sweep(session.store, claimed)
         head = claimed.view.head
         if head is not None:
-            point_at(session.store, session.chain, head)
+            data = session.store.read(layout.manifest(head.number))
+            session.manifest_bytes = len(data)
+            point_at(session.store, session.chain, head, data)
     except (StoreError, NotFoundError) as error:  # a head that is not there: a later claimer has retired it already
         session.events.write("sweep-failed", error=error.message)
     else:

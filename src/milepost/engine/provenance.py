@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import metadata
 
 from milepost.errors import UsageError
@@ -20,7 +21,9 @@ from milepost.store.lock import boot_id
 PACKAGES = ("milepost", "numpy", "torch", "gymnasium", "stable-baselines3")
 _SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth|bearer)")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-_NESTED = re.compile(r"(?i)([\w.-]*(?:token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth)[\w.-]*)(\s*[:=]\s*)\S.*")
+_NESTED = re.compile(
+    r"(?i)([\w.-]*(?:token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth)[\w.-]*)(\s*[:=]\s*)\S.*"
+)
 
 
 def identity() -> Identity:
@@ -81,8 +84,12 @@ def without_secrets(arguments: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
+@cache
 def git_commit() -> str:
-    """Return the commit of the working directory, with ``+changes`` if files differ from it; empty outside a repository."""
+    """Return the commit of the working directory, with ``+changes`` if files differ from it; empty outside a repository.
+
+    Asked once a process: that is the code which runs, and a large repository on a network disk takes its time.
+    """
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")

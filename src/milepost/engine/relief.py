@@ -8,22 +8,34 @@ from collections.abc import Mapping
 from milepost.engine.capture import Staged
 from milepost.engine.session import BALLAST_BYTES, Order, Session
 from milepost.engine.writer import FULL, republish, write
-from milepost.errors import NotFoundError, StoreError
+from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.lifecycle.retain import essential, originals
 from milepost.publish import layout
-from milepost.publish.generation import check_still_ours
+from milepost.publish.generation import KeepRule, check_still_ours
 from milepost.publish.view import read_pins
 from milepost.records import Manifest, Summary
 
 
-def write_with_relief(session: Session, staged: Staged, order: Order) -> Manifest:
+def write_with_relief(session: Session, staged: Staged, order: Order, keep: KeepRule | None = None) -> Manifest:
     """Write a generation; on a full disk retire the oldest that may go, one at a time, and try again.
 
     Raises the `StoreError` of the last try, with what was needed and what there is, once nothing more may go.
     """
+    try:
+        return _write(session, staged, order, keep or session.kept)
+    except ConflictError:
+        raise  # whoever fenced us tells the story from here on
+    except Exception as error:
+        session.events.write(
+            "save-failed", step=order.step, reason=order.reason, kind=getattr(error, "kind", ""), error=str(error)
+        )
+        raise
+
+
+def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
     while True:
         try:
-            manifest = write(session, staged, order)
+            manifest = write(session, staged, order, keep)
         except StoreError as error:
             # A claimer may have swept our unfinished blob: then the disk is fine, and the answer is that we are fenced.
             check_still_ours(session.store, session.chain)
@@ -77,19 +89,22 @@ def trim(session: Session, going: int) -> None:
 
 
 def hold_ballast(session: Session) -> None:
-    """Keep a small file that a trim may give up. Without room for it there is none, and the next trim has to do without."""
+    """Keep a file that a trim may give up: room for its manifest. Without room there is none, and a trim has to do without."""
+    wanted = max(BALLAST_BYTES, 2 * session.manifest_bytes)
     try:
-        # Looked for first: a create that finds the name taken has written and synced its bytes for nothing, at every save.
-        session.store.read(layout.BALLAST, 0, 0)
+        # Looked for first: to write and sync its bytes at every save would be for nothing.
+        if session.store.read_into(layout.BALLAST, wanted - 1, memoryview(bytearray(1))):
+            return
+        session.store.replace(layout.BALLAST, bytes(wanted), label=session.chain.label)
     except NotFoundError:
-        _make_ballast(session)
+        _make_ballast(session, wanted)
     except StoreError as error:
         session.events.write("no-ballast", error=error.message)
 
 
-def _make_ballast(session: Session) -> None:
+def _make_ballast(session: Session, size_bytes: int) -> None:
     try:
-        session.store.create(layout.BALLAST, bytes(BALLAST_BYTES), label=session.chain.label)
+        session.store.create(layout.BALLAST, bytes(size_bytes), label=session.chain.label)
     except StoreError as error:
         session.events.write("no-ballast", error=error.message)
 

@@ -20,9 +20,6 @@ from milepost.records import Manifest, Restored
 
 log = logging.getLogger("milepost")
 
-INEXACT_KINDS = ("version/", "threads/", "machine", "cpu_capability", "code", "schedule")
-"""Differences of the fingerprint with which the same bits are not to be expected."""
-
 
 @dataclass(slots=True)
 class Resuming:
@@ -37,7 +34,7 @@ class Resuming:
     touched: bool = False
     """Live objects were overwritten, perhaps by half."""
     known: dict[Which, Choice] = field(default_factory=dict)
-    """What was chosen and verified already, for a `peek` that a resume follows."""
+    """What a `peek` chose and verified, for the resume that follows; used once, since damage may come in between."""
 
     def resume(self, which: Which) -> Restored | None:
         """Load the newest generation that is sound, or the one asked for; None if the run starts anew.
@@ -47,7 +44,7 @@ class Resuming:
         rejected: tuple[Skipped, ...] = ()
         while True:
             started = self.session.clock.monotonic_ns()
-            choice = self.choose(which, rejected)
+            choice = self._choose(which, rejected)
             self._note_damage(choice)
             if choice.manifest is None:
                 self.session.build_on(None)
@@ -60,19 +57,25 @@ class Resuming:
 
     def adopt(self) -> Manifest | None:
         """Build on the newest sound generation without loading it: the live state is this process's own."""
-        choice = self.choose("latest")
+        choice = self._choose("latest")
         self._note_damage(choice)
         self.session.build_on(choice.manifest)
         if choice.manifest is not None:
             self.session.events.write("adopted", generation=choice.manifest.number, step=choice.manifest.step)
         return choice.manifest
 
-    def choose(self, which: Which, rejected: tuple[Skipped, ...] = ()) -> Choice:
-        """Return the generation to load, every byte of it verified. Changes nothing."""
+    def peek(self, which: Which) -> Manifest | None:
+        """Return the generation that a resume would take, every byte of it verified. Changes nothing."""
+        if which not in self.known:
+            self.known[which] = self._choose(which)
+        return self.known[which].manifest
+
+    def _choose(self, which: Which, rejected: tuple[Skipped, ...] = ()) -> Choice:
+        known = self.known.pop(which, None)
+        if known is not None and not rejected:
+            return known
         keep = self.session.keep
-        if rejected or which not in self.known:
-            self.known[which] = choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, rejected=rejected)
-        return self.known[which]
+        return choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, rejected=rejected)
 
     def _take(self, choice: Choice, manifest: Manifest, started_ns: int) -> Restored | Skipped:
         root = self.session.store.url
@@ -149,7 +152,7 @@ def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[st
         for component in manifest.components
         if component.exactness != "exact"
     ]
-    inexact += [warning for warning in warnings if warning.startswith(INEXACT_KINDS)]
+    inexact += warnings
     inexact += [f"{component.name}: not restored" for component in manifest.components if component.name not in components]
     # An older manifest that cannot be read was not passed over, but somebody should hear of it.
     older = [skip for skip in choice.skipped if skip.kind == "unreadable" and skip.number < manifest.number]

@@ -15,7 +15,7 @@ from milepost.store.base import Store
 BLOB_BYTES = 4 << 30
 """The size above which the new leaves of a save are split into several blobs."""
 BALLAST_BYTES = 256 << 10
-"""Held so that a trim can be published on a full disk."""
+"""Held at least, so that a trim can be published on a full disk: twice the last manifest if that is more."""
 
 
 @dataclass(slots=True)
@@ -34,10 +34,12 @@ class Session:
     """What unchanged leaves may be shared with: the generation last committed or loaded by this process, and nothing else."""
     resumed_from: int | None = None
     blob_bytes: int = BLOB_BYTES
+    manifest_bytes: int = 0
+    """The size of the manifest published last."""
 
-    def kept(self, live: Mapping[int, Summary], wanted: frozenset[int]) -> frozenset[int]:
+    def kept(self, live: Mapping[int, Summary], pinned: frozenset[int]) -> frozenset[int]:
         """Choose what a new manifest keeps."""
-        return self.keep.select(live, wanted | self.protected)
+        return self.keep.select(live, pinned | self.protected)
 
     def build_on(self, loaded: Manifest | None) -> None:
         """Note what was loaded: the next save goes back to it. None: the state starts anew."""

@@ -13,10 +13,11 @@ from milepost.encode.plan import NewLeaf, Plan, plan
 from milepost.engine.capture import Staged
 from milepost.engine.events import milliseconds
 from milepost.engine.session import Order, Session
-from milepost.errors import NotFoundError, StoreError
+from milepost.errors import StoreError
 from milepost.lifecycle.health import is_finite, is_scanned
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, publish
+from milepost.publish.manifest import encode
 from milepost.publish.pointer import note_progress, point_at
 from milepost.publish.retire import retire
 from milepost.records import FORMAT_VERSION, BlobRecord, ComponentRecord, LeafRecord, Manifest
@@ -25,7 +26,7 @@ FULL = frozenset({"disk-full", "quota"})
 """The kinds of `StoreError` that retiring older generations may cure."""
 
 
-def write(session: Session, staged: Staged, order: Order) -> Manifest:
+def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
     """Write what was staged as a new generation, publish it, and retire what it drops.
 
     Whatever stops this before `publish` leaves nothing but unnamed blobs, which the next claimer sweeps. Raises
@@ -41,7 +42,7 @@ def write(session: Session, staged: Staged, order: Order) -> Manifest:
     draft = _describe(session, staged, leaves, written, order)
     watch.lap("health")
     # The manifest comes last: from its creation on the generation exists, with everything it names already durable.
-    manifest = _commit(session, draft, session.kept)
+    manifest = _commit(session, draft, keep)
     watch.lap("publish")
     # Nothing of the base was touched so far. Only now that its successor counts may its generation be retired.
     session.base = manifest
@@ -186,9 +187,11 @@ def republish(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
 
 def _commit(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
     manifest = publish(session.store, session.chain, draft, keep, session.clock.wall_ns())
+    data = encode(manifest)
+    session.manifest_bytes = len(data)
     try:
-        point_at(session.store, session.chain, manifest)
-    except (StoreError, NotFoundError) as error:
+        point_at(session.store, session.chain, manifest, data)
+    except StoreError as error:
         # The save counts: LATEST is a hint, and pollers list as well.
         session.events.write("latest-not-written", generation=manifest.number, error=error.message)
     return manifest

@@ -141,10 +141,13 @@ class Envs:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self._left_out: tuple[LeftOut, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the captured tree."""
-        return capture(self.env).tree
+        captured = capture(self.env)
+        self._left_out = captured.left_out
+        return captured.tree
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Bring the env back in place."""
@@ -155,8 +158,8 @@ class Envs:
         return differences(self.env, saved)
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Return what `state_dict` cannot hold; empty where the env is captured exactly."""
-        return capture(self.env).left_out
+        """Return what the last `state_dict` could not hold; empty where the env is captured exactly."""
+        return self._left_out
 
 
 def register_gymnasium() -> None:

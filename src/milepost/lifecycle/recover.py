@@ -22,7 +22,7 @@ class Skipped:
     """Say why a generation was not taken."""
 
     number: int
-    kind: Literal["damaged", "unreadable", "unhealthy", "kills-loader", "incomplete", "load-failed"]
+    kind: Literal["damaged", "unreadable", "unhealthy", "kills-loader"]
     reason: str
 
     def __str__(self) -> str:

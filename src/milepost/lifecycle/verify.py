@@ -232,7 +232,7 @@ def _other_records(store: Store, count: Callable[[int], None]) -> list[Problem]:
     """Check every sealed record that is not a manifest, and the ballast."""
     found: list[Problem] = []
     names = [entry.name for directory in layout.DIRECTORIES for entry in store.list(directory)]
-    singles = [layout.RUN, layout.LATEST, layout.PROGRESS, layout.LEASE, layout.LOCK, layout.BALLAST]
+    singles = [layout.RUN, layout.LATEST, layout.PROGRESS, layout.LOCK, layout.BALLAST]
     for name in (*singles, *names):
         if name.startswith((layout.BLOBS, layout.GENERATIONS)):
             continue

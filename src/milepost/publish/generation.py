@@ -99,9 +99,9 @@ def publish(store: Store, chain: Chain, draft: Manifest, keep: KeepRule, now_ns:
     fenced: whether the save counts is then for the claimer to say. Raises `StoreError` if it could not be learnt whether
     the manifest landed: the number stays reserved.
     """
-    wanted = frozenset(read_pins(store, chain.run_id))
+    pinned = frozenset(read_pins(store, chain.run_id))
     while True:
-        manifest = _complete(chain, draft, keep, wanted, now_ns)
+        manifest = _complete(chain, draft, keep, pinned, now_ns)
         holder = _create(store, chain, manifest)
         if holder is None:
             break
@@ -111,7 +111,7 @@ def publish(store: Store, chain: Chain, draft: Manifest, keep: KeepRule, now_ns:
     return manifest
 
 
-def _complete(chain: Chain, draft: Manifest, keep: KeepRule, wanted: frozenset[int], now_ns: int) -> Manifest:
+def _complete(chain: Chain, draft: Manifest, keep: KeepRule, pinned: frozenset[int], now_ns: int) -> Manifest:
     number = chain.next
     manifest = dataclasses.replace(
         draft,
@@ -127,7 +127,7 @@ def _complete(chain: Chain, draft: Manifest, keep: KeepRule, wanted: frozenset[i
         commit_timestamp=max(now_ns, chain.last_timestamp + 1),
     )
     # `keep` never takes a dead number in again: it can only name what is live now, or the generation itself (rule 2).
-    kept = keep({**chain.live, number: manifest}, wanted) & {*chain.live, number}
+    kept = keep({**chain.live, number: manifest}, pinned) & {*chain.live, number}
     line = tuple(one for one in manifest.line if one in kept)
     return dataclasses.replace(manifest, keep=tuple(sorted(kept)), line=line)
 

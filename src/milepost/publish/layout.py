@@ -13,8 +13,6 @@ PROGRESS: Final = "progress.json"
 LATEST: Final = "LATEST"
 BALLAST: Final = "ballast"
 LOCK: Final = "writer.lock"
-CAS_LOCK: Final = "cas.lock"
-LEASE: Final = "lease.json"
 
 TERMS: Final = "terms/"
 GENERATIONS: Final = "generations/"
@@ -26,7 +24,6 @@ ASIDE: Final = "reset/"
 
 DIRECTORIES: Final = (TERMS, GENERATIONS, BLOBS, PINS, QUARANTINE, EVENTS)
 """The directories which hold one run, in no particular order; ``reset/`` holds earlier runs, whole."""
-FILES: Final = (RUN, PROGRESS, LATEST, BALLAST)
 
 _BLOB = re.compile(r"^blobs/.*-t(\d+)-[0-9a-f]{16}(?:-\d+)?\.[a-z.]+$")
 """Matches what any writer leaves in blobs/: `000042-t7-<nonce>.safetensors`, the same with `.part`, `LATEST-t7-<nonce>.tmp`."""

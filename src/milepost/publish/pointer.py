@@ -12,9 +12,12 @@ from milepost.records import Latest, Progress, Summary
 from milepost.store.base import Store
 
 
-def point_at(store: Store, chain: Chain, newest: Summary) -> None:
-    """Write ``LATEST``. A paused writer may write it late, so it may go backwards: pollers list as well (rule 21)."""
-    manifest_digest = sha256(store.read(layout.manifest(newest.number)))
+def point_at(store: Store, chain: Chain, newest: Summary, manifest: bytes) -> None:
+    """Write ``LATEST``, with the digest of the manifest's bytes.
+
+    A paused writer may write it late, so it may go backwards: pollers list as well (rule 21).
+    """
+    manifest_digest = sha256(manifest)
     latest = Latest(chain.run_id, newest.number, newest.step, manifest_digest)
     store.replace(layout.LATEST, encode(latest), durable=False, label=chain.label)
 

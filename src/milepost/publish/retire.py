@@ -9,7 +9,7 @@ from milepost.errors import UsageError
 from milepost.publish import layout
 from milepost.publish.generation import Chain
 from milepost.publish.term import Claim
-from milepost.publish.view import read_pins
+from milepost.publish.view import View, read_pins
 from milepost.records import Summary
 from milepost.store.base import Store
 
@@ -96,7 +96,14 @@ def drop_unreadable(store: Store, claimed: Claim, number: int) -> None:
     Only under a claim (rule 3a): its settlement has recorded the number as used, and what may be half deleted as unsure. A
     bare delete would free the number, and forget the doubt.
     """
-    if number not in claimed.view.unreadable:
+    check_unreadable(store, claimed.view, number)
+    store.delete(layout.manifest(number))
+    store.sync(layout.GENERATIONS)
+
+
+def check_unreadable(store: Store, view: View, number: int) -> None:
+    """Raise `UsageError` (kind ``readable``) if a generation is not one that can only be given up."""
+    if number not in view.unreadable:
         raise UsageError(
             "only a manifest that cannot be read can be dropped",
             kind="readable",
@@ -104,5 +111,3 @@ def drop_unreadable(store: Store, claimed: Claim, number: int) -> None:
             root=store.url,
             generation=number,
         )
-    store.delete(layout.manifest(number))
-    store.sync(layout.GENERATIONS)

@@ -206,8 +206,10 @@ def _boundary(view: View, term: int, clock: Clock, *, reset: bool) -> Settlement
 
 
 def _something_readable(store: Store, view: View) -> None:
-    """Refuse to settle on nothing where there was something: unreadable manifests (rule 3a), or none where a term began
-    with one. To settle would make void what may only be damaged or misplaced."""
+    """Refuse to settle on nothing where there was something: to settle would make void what may only be damaged or misplaced.
+
+    There are manifests that cannot be read (rule 3a), or none where the last term began with one.
+    """
     last = view.terms.newest
     foreign = sorted(number for number in view.foreign if number >= view.terms.first_number)
     if view.head is None and (view.unreadable or foreign or (last is not None and last.head)):

@@ -6,11 +6,12 @@ every case of rules 1, 2, 3, 3a, 26 and 27 is a row in a table of tests.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from milepost.errors import CorruptError, NotFoundError
+from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.manifest import decode, decode_run, decode_summary
 from milepost.records import Fence, Pin, QuarantineMark, Reset, Settlement, Summary
@@ -152,16 +153,24 @@ def _list(store: Store) -> Listing:
     for _ in range(_LISTINGS):
         listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
         if not listing.vanished:
-            break
-    return listing
+            return listing
+    raise StoreError(
+        "generations are retired faster than they can be read",
+        kind="unstable",
+        retryable=True,
+        hint="look again in a moment",
+        root=store.url,
+    )
 
 
 def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], marks: Mapping[int, QuarantineMark]) -> View:
     """Decide what is void, what is the head and what is live."""
     named = {**listing.summaries, **listing.misnamed}
-    foreign = frozenset(number for number, summary in named.items() if _is_foreign(summary, terms))
+    runs = {term: settlement.run_id for term, settlement in terms.settlements.items() if not settlement.dead}
+    foreign = frozenset(number for number, summary in named.items() if _is_foreign(summary, runs))
     own = {number: listing.summaries[number] for number in sorted(listing.summaries) if number not in foreign}
-    void = frozenset(number for number, summary in own.items() if is_void(summary, terms))
+    limits = _limits(terms)
+    void = frozenset(number for number, summary in own.items() if is_void(summary, limits))
     standing = {number: summary for number, summary in own.items() if number not in void}
     head = standing[max(standing)] if standing else None
     held = {number for number, pin in pins.items() if pin.state == "held"}
@@ -182,16 +191,23 @@ def _unreadable(listing: Listing, terms: Terms, foreign: frozenset[int]) -> Mapp
     return {number: why for number, why in {**listing.unreadable, **misnamed}.items() if number >= terms.first_number}
 
 
-def is_void(summary: Summary, terms: Terms) -> bool:
+def _limits(terms: Terms) -> tuple[list[int], list[int]]:
+    """Return the settled terms, ascending, and for each the lowest head that it or a higher one settled on."""
+    settled = sorted(term for term, settlement in terms.settlements.items() if not settlement.dead)
+    heads = [terms.settlements[term].head for term in settled]
+    for index in range(len(heads) - 2, -1, -1):
+        heads[index] = min(heads[index], heads[index + 1])
+    return settled, heads
+
+
+def is_void(summary: Summary, limits: tuple[list[int], list[int]]) -> bool:
     """Return whether a higher term settled on a head below this manifest (rule 1)."""
-    return any(
-        term > summary.term and not settlement.dead and summary.number > settlement.head
-        for term, settlement in terms.settlements.items()
-    )
+    settled, heads = limits
+    higher = bisect_right(settled, summary.term)
+    return higher < len(heads) and summary.number > heads[higher]
 
 
-def _is_foreign(summary: Summary, terms: Terms) -> bool:
-    runs = {term: settlement.run_id for term, settlement in terms.settlements.items() if not settlement.dead}
+def _is_foreign(summary: Summary, runs: Mapping[int, str]) -> bool:
     return bool(runs) and (summary.run_id not in runs.values() or runs.get(summary.term, summary.run_id) != summary.run_id)
 
 

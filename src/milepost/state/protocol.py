@@ -32,7 +32,7 @@ class Reporting(Protocol):
     """Name what ``state_dict`` cannot hold; optional beside `Stateful`. It is told at the first save and in the manifest."""
 
     def left_out(self) -> Iterable[object]:
-        """Return what is not captured, each with its reason when printed; empty where the state is whole."""
+        """Return what the last ``state_dict`` did not capture, each with its reason when printed; empty where it is whole."""
 
 
 @runtime_checkable

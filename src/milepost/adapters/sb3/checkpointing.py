@@ -8,7 +8,6 @@ set-up has made by the time the hook first fires (networks, a reset env, drawn n
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -106,10 +105,8 @@ class Checkpointing(BaseCallback):
         parts = build(subject)
         for part in parts.values():
             if isinstance(part, Part):
-                # Read once before the first step: what the settings are now, and what cannot be saved.
-                part.state_dict()
+                part.state_dict()  # notes the settings as they are now, which the fingerprint needs
         engine = CheckpointEngine(self._root, state=parts, fingerprint=fingerprint(subject), **self._settings)
-        self._tell_left_out(engine, subject)
         engine.claim()
         _open[self._name] = engine
         return engine
@@ -160,9 +157,7 @@ class Checkpointing(BaseCallback):
             return
         self._report(engine, subject)
         marks = subject.marks
-        saved = engine.save_if_due(self.model.num_timesteps, episodes=marks.episodes, counters=marks.counters(self.model))
-        if saved:
-            self._tell_left_out(engine, subject)
+        engine.save_if_due(self.model.num_timesteps, episodes=marks.episodes, counters=marks.counters(self.model))
 
     def _bring_back(self, engine: CheckpointEngine, subject: Subject) -> None:
         step = self.model._num_timesteps_at_start
@@ -212,15 +207,6 @@ class Checkpointing(BaseCallback):
                 subject.marks.reported[path] = calls
                 name = "eval/mean_reward" if index == 0 else f"eval_{index}/mean_reward"
                 engine.report(callback.num_timesteps, {name: callback.last_mean_reward})
-
-    def _tell_left_out(self, engine: CheckpointEngine, subject: Subject) -> None:
-        """Put into the manifest, and once before the user's eyes, what the checkpoint does not hold."""
-        for name, left_out in subject.left_out.items():
-            text = "; ".join(map(str, left_out))
-            if not left_out or engine.exactness.get(name, ("", ""))[1] == text:
-                continue
-            engine.exactness[name] = ("not captured" if name == "envs" else "approximate", text)
-            warnings.warn(f"milepost: a resumed run may differ from this one, as `{name}` is saved without {text}", stacklevel=2)
 
     def _history(self) -> _History:
         return _histories.setdefault(self.model, {}).setdefault(self._name, _History())

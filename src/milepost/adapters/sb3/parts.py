@@ -54,6 +54,10 @@ class Part:
         self.subject.left_out[self.name] = tuple(recorder.left_out)
         return state
 
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return what the last `state_dict` did not hold."""
+        return self.subject.left_out.get(self.name, ())
+
     def load_state_dict(self, state: Any, /) -> None:
         """Overwrite the live objects."""
         self.restore(self.subject, state)
