@@ -153,7 +153,6 @@ def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[st
         if component.exactness != "exact"
     ]
     inexact += warnings
-    inexact += [f"{component.name}: not restored" for component in manifest.components if component.name not in components]
     # An older manifest that cannot be read was not passed over, but somebody should hear of it.
     older = [skip for skip in choice.skipped if skip.kind == "unreadable" and skip.number < manifest.number]
     return Restored(
