@@ -3,7 +3,7 @@
 import pytest
 from families import CASES, Case
 
-STATES, SECONDS = 30_000, 15.0
+STATES, SECONDS = 30_000, 120.0  # the states are the bound; the seconds are for a machine that is stuck
 WORLDS = list({case.world: case for case in CASES}.values())
 
 
@@ -17,4 +17,4 @@ def test_without_the_rule_something_breaks(case: Case) -> None:
 def test_with_the_rules_nothing_breaks(case: Case) -> None:
     found, stats = case.explore(False, STATES, SECONDS)
     assert not found, "\n".join(["", *next(iter(found.values()))])
-    assert stats["states"] > 10
+    assert stats["full"] or stats["states"] >= STATES

@@ -230,11 +230,12 @@ def test_a_claim_of_generations_whose_terms_and_milepost_json_are_gone_goes_on_w
 
 
 def nothing_readable(world: World, how: str) -> None:
-    """Publish 1 and 2, claim once more, and let there be no manifest that can be read."""
+    """Publish 1 and 2, and let there be no manifest that can be read; if all are gone, a later settlement tells of them."""
     a = world.open()
     a.save(1)
     a.save(2)
-    world.open()
+    if how == "all are gone":
+        world.open()
     for number in (1, 2):
         name = layout.manifest(number)
         if how == "all are torn":
@@ -261,10 +262,20 @@ def test_a_claim_refuses_to_settle_on_nothing_where_there_was_something(world: W
 
 
 @pytest.mark.parametrize("how", ["all are torn", "all are another run's", "all are gone"])
-def test_what_cannot_be_read_can_be_set_aside(world: World, how: str) -> None:  # the way out that the error names
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_cannot_be_read_can_be_set_aside(world: World, how: str, dies: bool) -> None:  # the way out that the error names
     nothing_readable(world, how)
     blobs = set(world.names(layout.BLOBS))
-    aside = reset(world.plain(), world.clock(), WHO)
+    store = world.process()
+    if dies:
+        store.kill("list", layout.BLOBS, nth=2)
+        with pytest.raises(Killed):
+            reset(store, world.clock(), WHO)
+        assert world.names(layout.ASIDE) == []
+        world.open()  # goes on with it
+        [aside] = world.view().terms.resets
+    else:
+        aside = reset(store, world.clock(), WHO)
     assert (aside.head, aside.next) == (0, 3)
     assert {name.removeprefix(aside.to) for name in world.names(aside.to + layout.BLOBS)} == blobs
     assert len(world.names(aside.to + layout.GENERATIONS)) == (0 if how == "all are gone" else 2)

@@ -310,7 +310,7 @@ def _lost_settlement(store: Store, term: int) -> CorruptError:
     return CorruptError(
         "a settlement cannot be read, and no manifest of its term repeats it; which generations count is unknown",
         kind="damaged-settlement",
-        hint=f"restore it from a copy, or see docs/FORMAT.md on writing it anew; milepost verify {store.url}",
+        hint=f"restore it from a copy, or write it anew from {layout.events(term)}: docs/FORMAT.md, checking by hand",
         root=store.url,
         name=layout.settlement(term),
     )
