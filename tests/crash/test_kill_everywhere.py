@@ -21,7 +21,7 @@ import pytest
 from milepost.engine import oneshot, relief
 from milepost.errors import ConflictError, NotFoundError
 from milepost.lifecycle.retain import Keep
-from milepost.publish import pins
+from milepost.publish import layout, pins
 from milepost.publish.pointer import read_progress
 from milepost.publish.view import View, read
 from milepost.records import Summary
@@ -254,6 +254,36 @@ def test_a_kill_anywhere_in_a_reset_leaves_the_run_whole_in_one_place_and_the_ne
         if not killed:
             break
     assert seen == {False, True}
+
+
+def torn_head(scene: Scene) -> None:
+    three_generations(scene)
+    (scene.root / layout.manifest(3)).write_bytes(b"torn")
+
+
+def drop_the_torn_one(scene: Scene, posix: Posix) -> None:
+    oneshot.drop(local(scene.root, posix), 3)
+
+
+@pytest.mark.parametrize("act", [roll_back, drop_the_torn_one])
+def test_a_kill_anywhere_while_an_operator_mends_a_torn_manifest_leaves_every_other_generation(place: Path, act: Act) -> None:
+    for number, scene in every_scene(place, torn_head):
+        killed = was_killed(scene, number, act)
+        store = local(scene.root)
+        assert {problem.name for problem in oneshot.verify(store).problems} <= {layout.manifest(3)}
+        for live, summary in read(store).live.items():
+            assert bits(oneshot.load(store, which=live)) == bits(state_at(summary.step))
+        with Training(scene.root) as training:
+            restored = training.engine.resume()
+            assert restored is not None
+            assert restored.step in ({1, 2} if act is roll_back else {2})
+            assert training.is_at(restored.step)
+            assert training.save(9).number > 3, "the torn one's number is never used again"
+        assert bits(oneshot.load(store)) == bits(state_at(9))
+        if not killed:
+            break
+    assert number > 20
+    assert restored.step == (1 if act is roll_back else 2)
 
 
 def check_what_was_acknowledged(scene: Scene) -> View | None:
