@@ -28,7 +28,7 @@ def bits(value: object) -> tuple[object, ...]:
 
 
 def test_there_is_a_run_of_every_format_version() -> None:
-    assert RUNS == [str(version) for version in range(1, FORMAT_VERSION + 1)]
+    assert [str(version) for version in range(1, FORMAT_VERSION + 1)] == RUNS
 
 
 @pytest.mark.parametrize("version", RUNS)

@@ -92,7 +92,11 @@ def test_a_pin_that_cannot_be_read_goes_along_and_still_protects(world: World) -
     assert world.names(layout.PINS) == []
 
 
-def test_the_run_set_aside_goes_on_as_a_root_of_its_own(world: World) -> None:
+@pytest.mark.parametrize("earlier", [0, 1], ids=["the first", "one after another reset"])
+def test_the_run_set_aside_goes_on_as_a_root_of_its_own(world: World, earlier: int) -> None:
+    if earlier:
+        world.open()
+        do_reset(world)
     three_generations(world)
     made = do_reset(world)
     new = world.open().save(50)
@@ -103,7 +107,8 @@ def test_the_run_set_aside_goes_on_as_a_root_of_its_own(world: World) -> None:
             trial.plain().create(name.removeprefix(made.to), world.plain().read(name))
     trial.clocks = 100
     b = trial.open()
-    assert (b.session.run_id, b.term, b.head, b.session.chain.next) == (made.run_id, 3, 3, 4)
+    assert (b.session.run_id, b.term, b.head, b.session.chain.next) == (made.run_id, 3 + 2 * earlier, 3, 4)
+    assert not any(trial.names(layout.ASIDE))  # it knows of no reset before it
     saved = [b.save(value) for value in (4, 5)]
     assert [each.number for each in saved] == [4, 5]
     assert saved[0].parent == 3
@@ -306,12 +311,31 @@ def test_a_blob_of_the_old_run_that_appears_late_goes_aside_and_takes_nothing_of
     check_aside(world, old_id, [2, 3])
 
 
-def test_a_manifest_that_an_old_writer_makes_once_more_does_not_replace_the_one_set_aside(world: World) -> None:
+def test_going_on_with_an_old_reset_leaves_alone_what_the_new_run_has_of_the_same_kind(world: World) -> None:
+    world.open()  # has no pointer, no progress, no manifest to move
+    made = do_reset(world)
+    b = world.open(keep=Keep(last=3))
+    saved = [b.save(value) for value in (7, 8, 9)]
+    world.plain().replace(layout.manifest(2), b"torn")
+    world.plain().create("blobs/000001-t1-00000000000000ee.safetensors", b"late")
+    before = {name: world.plain().read(name) for name in new_names(world) if "ee.safe" not in name}
+    world.open()
+    after = {name: world.plain().read(name) for name in new_names(world)}
+    assert {name: after.get(name) for name in before if name != layout.LATEST} == {
+        name: data for name, data in before.items() if name != layout.LATEST
+    }
+    assert read_latest(world.plain()).generation == 3  # type: ignore[union-attr]
+    assert {layout.LATEST, layout.PROGRESS} & {name.removeprefix(made.to) for name in world.names(made.to)} == set()
+    world.check(saved[0], saved[2])
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_manifest_that_an_old_writer_makes_once_more_does_not_replace_the_one_set_aside(world: World, torn: bool) -> None:
     a = three_generations(world)
     made = do_reset(world)
     aside = world.plain().read(made.to + layout.manifest(2))
     again = generation(2, run_id=a.session.run_id)
-    world.plain().create(layout.manifest(2), encode(again))
+    world.plain().create(layout.manifest(2), b"torn" if torn else encode(again))
     world.open()
     assert world.numbers() == []
     assert world.plain().read(made.to + layout.manifest(2)) == aside

@@ -39,6 +39,7 @@ SAVE = {
 RESET = {
     "before its fence": ("create", layout.fence(2), 1),
     "before it lists": ("list", layout.BLOBS, 1),
+    "between its two lists": ("list", layout.GENERATIONS, 3),
     "before its settlement": ("create", layout.settlement(2), 1),
     "before it moves": ("list", layout.BLOBS, 2),
     "in the middle": ("move", layout.manifest(2), 1),
