@@ -186,6 +186,11 @@ def test_keep_takes_no_dead_number_in_again(world: World) -> None:  # rule 2
     assert manifest.keep == (2,)
 
 
+def test_a_line_names_only_what_is_kept(world: World) -> None:  # rule 27
+    a = world.open(keep=Keep(last=2))
+    assert [a.save(value).line for value in (1, 2, 3, 4)] == [(1,), (1, 2), (2, 3), (3, 4)]
+
+
 def test_timestamps_rise_though_the_clock_goes_back(world: World) -> None:
     a = world.open()
     stamps = [a.save(1).commit_timestamp]

@@ -438,9 +438,10 @@ def test_records_of_another_run_are_ignored_and_left_alone_and_their_numbers_ski
     assert view.head is not None
     assert (view.head.number, view.undecided, view.void) == (2, False, frozenset())
     assert (view.foreign, dict(view.unreadable), dict(view.pins), dict(view.marks)) == ({3}, {}, {}, {})
+    assert world.open().term == 8  # above the term that it names
     world.plain().replace(layout.pin(3), b"torn")  # perhaps on a generation 3 of ours
     b = world.open()
-    assert (b.term, b.head) == (8, 2)  # above the term that it names
+    assert (b.term, b.head) == (9, 2)
     world.plain().delete(layout.pin(3))
     saved = b.save(3)
     assert (saved.number, saved.parent) == (4, 2)

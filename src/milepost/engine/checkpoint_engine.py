@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Literal
 from milepost.clock import Clock, SystemClock
 from milepost.engine.arena import Arena
 from milepost.engine.background import Background
-from milepost.engine.capture import capture
+from milepost.engine.capture import Staged, capture
 from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
@@ -107,6 +108,8 @@ class CheckpointEngine:
         self._elapsed_base_s = 0.0
         self._started_ns = 0
         self._pid = os.getpid()
+        # An engine that is dropped without close() gives its root up, too; while it saves, the writer holds on to it.
+        self._finalizer = weakref.finalize(self, _give_up, self._held, self._pid)
 
     def __enter__(self) -> CheckpointEngine:
         self.claim()
@@ -256,7 +259,6 @@ class CheckpointEngine:
         return Reading(_whole("step", step), now_ns, _whole("episodes", episodes), _whole("epochs", epochs))
 
     def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
-        session = self._claimed.session
         self._check_may_save()
         self.wait()
         counted = {name: _whole(name, count) for name, count in (counters or {}).items()}
@@ -266,9 +268,12 @@ class CheckpointEngine:
         progress = {"episodes": now.episodes, "epochs": now.epochs} | counted
         order = Order(now.step, reason, elapsed_s, progress, noted, complete, self._exactness_now())
         self._last, self._in_flight = now, noted
-        self._background.start(lambda: write_with_relief(session, staged, order))
+        self._background.start(lambda: self._write(staged, order))
         if self._inline:
             self._surface()
+
+    def _write(self, staged: Staged, order: Order) -> None:
+        write_with_relief(self._claimed.session, staged, order)
 
     def _exactness_now(self) -> dict[str, tuple[Exactness, str]]:
         """Return what the manifest says of each component that is not exact, as it was captured last; what is new is told."""
@@ -292,14 +297,14 @@ class CheckpointEngine:
         """Wait for the save in flight, give up the run root, and free the arena. A second call does nothing."""
         if self._closed:
             return
+        if self._pid == os.getpid():
+            self._background.join()  # interrupted here, it is not closed: the lock outlives the save that is still written
         self._closed = True
         try:
-            self._background.join()
             self._surface()
         finally:
             self._arena.close()
-            if self._pid == os.getpid():
-                self._held.close()
+            self._finalizer()
 
     def _surface(self) -> None:
         """Raise what the last save died of, or warn, as the user chose. A fenced writer always raises, and for good."""
@@ -324,6 +329,7 @@ class CheckpointEngine:
             hint=getattr(failure, "hint", "") or 'on_save_error="warn" trains on through failed saves',
             root=self._store.url,
             cause=getattr(failure, "message", repr(failure)),
+            **{name: value for name, value in getattr(failure, "facts", {}).items() if name not in ("root", "cause")},
         ) from failure
 
     def _check_may_save(self) -> None:
@@ -363,6 +369,11 @@ class CheckpointEngine:
         self.claim()
         assert self._open is not None
         return self._open
+
+
+def _give_up(held: ExitStack, made_by_pid: int) -> None:
+    if made_by_pid == os.getpid():
+        held.close()
 
 
 def _check_settings(when: object, keep: object, on_save_error: str, writer: str) -> None:

@@ -9,6 +9,7 @@ from milepost.engine.events import Events
 from milepost.engine.provenance import fingerprint, identity, provenance
 from milepost.engine.relief import hold_ballast
 from milepost.engine.session import BLOB_BYTES, Session
+from milepost.engine.writer import FULL
 from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
@@ -16,7 +17,7 @@ from milepost.publish.generation import chain_of
 from milepost.publish.pointer import point_at
 from milepost.publish.reset import set_aside
 from milepost.publish.retire import sweep
-from milepost.publish.term import Claim, claim
+from milepost.publish.term import Claim, Identity, claim
 from milepost.store.base import Store
 
 
@@ -35,7 +36,7 @@ def open_session(
     who = identity()
     # Whatever may be wrong with this process's surroundings is found before the root is touched.
     made_by, prints = provenance(who, incarnation), fingerprint(extra_fingerprint)
-    claimed = claim(store, clock, who)
+    claimed = _claim(store, clock, who)
     events = Events(store, clock, run_id=claimed.run_id, term=claimed.term, attempt=made_by.attempt)
     session = Session(
         store,
@@ -51,6 +52,17 @@ def open_session(
     events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement)
     _tidy(session, claimed)
     return Opened(session, claimed)
+
+
+def _claim(store: Store, clock: Clock, who: Identity) -> Claim:
+    try:
+        return claim(store, clock, who)
+    except StoreError as error:
+        if error.kind not in FULL:
+            raise
+    # Not even a fence fits. That is what the ballast is held for, too: with a claim, older generations can be retired.
+    store.delete(layout.BALLAST)
+    return claim(store, clock, who)
 
 
 def _tidy(session: Session, claimed: Claim) -> None:

@@ -50,6 +50,8 @@ class Chain:
     last_timestamp: int = 0
     base: int = 0
     """The number of the generation that the live state goes back to: committed or loaded last; 0 if it started anew."""
+    tried: set[str] = field(default_factory=set)
+    """Write ids of every attempt at the number that is next."""
     attempts: set[str] = field(default_factory=set)
     """Write ids of attempts with an unknown outcome since the last load: should one turn out published, it is the base."""
 
@@ -153,13 +155,15 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
     """
     name, data = layout.manifest(manifest.number), encode(manifest)
     failure: StoreError | None = None
+    # Noted first: a create that succeeds may still fail to be acknowledged, and is then found by the next save.
+    chain.tried.add(manifest.write_id)
+    chain.attempts.add(manifest.write_id)
     for _ in range(_CREATES):
         try:
             if store.create(name, data, label=chain.label):
                 return None
         except StoreError as error:
             failure = error
-            chain.attempts.add(manifest.write_id)
             chain.attempted.update(blob.name for blob in manifest.blobs)
         holder = _holder(store, manifest.number)
         if isinstance(holder, Summary) and holder.write_id == manifest.write_id:
@@ -168,6 +172,8 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
             return None
         if holder is not None:
             return holder
+    if failure is None and not chain.attempted:
+        return 0  # taken by something that cannot be read at all: a directory, say
     raise failure or StoreError("a manifest appears and vanishes", kind="unstable", retryable=True, name=name, root=store.url)
 
 
@@ -186,6 +192,8 @@ def _holder(store: Store, number: int) -> Summary | int | None:
 def _step_over(store: Store, chain: Chain, holder: Summary | int, number: int) -> None:
     """Go past an occupied number (rule 11)."""
     if isinstance(holder, Summary) and holder.run_id == chain.run_id and holder.term == chain.term:
+        if holder.write_id not in chain.tried:
+            raise replaced(store, chain)
         _adopt_own(store, chain, number)
     elif isinstance(holder, Summary) and holder.run_id == chain.run_id and holder.term > chain.term:
         raise fenced(store, chain, holder.term)
@@ -222,6 +230,7 @@ def _advance(chain: Chain, manifest: Manifest) -> None:
     chain.condemned.update(chain.attempted - named - {blob.name for old in chain.live.values() for blob in old.blobs})
     chain.attempted.clear()
     chain.attempts.clear()
+    chain.tried.clear()
 
 
 def summary_of(manifest: Manifest) -> Summary:
@@ -237,15 +246,31 @@ def check_still_ours(store: Store, chain: Chain) -> None:
     terms = [term for entry in store.list(layout.TERMS) if (term := layout.fence_term(entry.name)) is not None]
     if max(terms, default=0) > chain.term:
         raise fenced(store, chain, max(terms))
-    if chain.term not in terms:
-        raise StoreError(
-            "this run's records are gone from its root",
-            kind="vanished",
-            retryable=False,
-            hint="was the directory removed or replaced? stop this process, and look before you start another",
-            root=store.url,
-            name=layout.fence(chain.term),
-        )
+    if not _fence_is_ours(store, chain):
+        raise replaced(store, chain)
+
+
+def _fence_is_ours(store: Store, chain: Chain) -> bool:
+    """Return whether our own fence is still there: the directory may have been removed, or a copy put in its place, in
+    which another process has claimed the very same term."""
+    name = layout.fence(chain.term)
+    try:
+        return decode(store.read(name), Fence, name).claim_id == chain.claim_id
+    except NotFoundError:
+        return False
+    except CorruptError:
+        return True  # its name alone fences
+
+
+def replaced(store: Store, chain: Chain) -> ConflictError:
+    """Return the error of a writer whose root is not the one that it claimed."""
+    return ConflictError(
+        "this run root is not the one that this process claimed; it was removed, or another was put in its place",
+        kind="replaced",
+        hint="stop this process, and look before you start another",
+        root=store.url,
+        term=chain.term,
+    )
 
 
 def fenced(store: Store, chain: Chain, by: int) -> ConflictError:

@@ -42,7 +42,8 @@ class Posix:
         return function(*args, **kwargs)
 
     def open_read(self, path: str) -> int:
-        return self.perform("open_read", os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        """Open a regular file; FileNotFoundError for anything else. A FIFO or a device would be waited for, perhaps for ever."""
+        return self.perform("open_read", _open_regular, path)
 
     def open_new(self, path: str) -> int:
         """Create a file that does not exist, for writing."""
@@ -128,6 +129,14 @@ class Posix:
         self.perform("flock", fcntl.flock, descriptor, operation)
 
 
+def _open_regular(path: str) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
+
+
 def _size(descriptor: int) -> int:
     return os.fstat(descriptor).st_size
 
@@ -178,8 +187,8 @@ def _scan(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
                     continue
                 try:
                     status = entry.stat()
-                except FileNotFoundError:
-                    continue  # deleted since the directory was read, or a link to nothing: not a name any more
+                except OSError:
+                    continue  # deleted since the directory was read, or a link that leads nowhere: not a name
                 if stat.S_ISREG(status.st_mode):
                     files.append((entry.name, status.st_size))
     except (FileNotFoundError, NotADirectoryError):
