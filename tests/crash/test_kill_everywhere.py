@@ -22,7 +22,7 @@ from milepost.engine import oneshot, relief
 from milepost.errors import ConflictError, NotFoundError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout, pins
-from milepost.publish.pointer import read_progress
+from milepost.publish.hints import read_progress
 from milepost.publish.view import View, read
 from milepost.records import Summary
 from milepost.store.posix import Posix

@@ -68,7 +68,8 @@ def make_run(root: Path) -> None:
 
 
 def claim_and_die(root: Path) -> None:
-    Trainer(root).engine.claim()
+    trainer = Trainer(root)
+    trainer.engine.claim()
     os._exit(3)
 
 

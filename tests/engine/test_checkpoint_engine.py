@@ -21,8 +21,8 @@ from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import every
 from milepost.publish import pins
+from milepost.publish.hints import read_latest, read_progress
 from milepost.publish.manifest import decode_manifest
-from milepost.publish.pointer import read_latest, read_progress
 from milepost.publish.view import read
 from milepost.store.local import LocalStore
 from milepost.store.memory import MemoryStore

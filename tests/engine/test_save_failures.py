@@ -357,6 +357,7 @@ def test_a_process_that_starts_on_a_full_disk_is_told_and_can_start_when_there_i
     loop = Loop(disk)
     with loop.engine:
         loop.save(1)
+    disk.delete(layout.BALLAST)
     disk.capacity_bytes = used(disk)
     late = Loop(disk)
     with pytest.raises(MilepostError) as caught:
@@ -367,6 +368,21 @@ def test_a_process_that_starts_on_a_full_disk_is_told_and_can_start_when_there_i
     assert late.engine.resume().step == 1  # type: ignore[union-attr]
     assert late.save(2) == 2
     late.engine.close()
+
+
+def test_a_process_that_starts_on_a_full_disk_gives_up_the_ballast_and_makes_room(disk: MemoryStore) -> None:
+    loop = Loop(disk, keep=Keep(last=10))
+    with loop.engine:
+        for value in (1, 2, 3):
+            loop.save(value)
+    disk.capacity_bytes = used(disk)
+    late = Loop(disk, keep=Keep(last=10))
+    with late.engine:
+        assert late.engine.resume().step == 3  # type: ignore[union-attr]
+        late.save(4)
+    assert values(disk)[-1] == 4
+    assert 1 not in values(disk)
+    assert oneshot.verify(disk).ok
 
 
 def test_the_ballast_is_held_again_once_there_is_room_and_not_rewritten_at_each_save(tmp_path: Path) -> None:

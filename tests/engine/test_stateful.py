@@ -24,8 +24,8 @@ from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import every
 from milepost.lifecycle.verify import verify
 from milepost.publish import layout
+from milepost.publish.hints import read_latest, read_progress
 from milepost.publish.pins import pin, unpin
-from milepost.publish.pointer import read_latest, read_progress
 from milepost.publish.view import read
 from milepost.records import Summary
 from milepost.store.memory import MemoryStore

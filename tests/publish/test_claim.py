@@ -9,9 +9,9 @@ import pytest
 from milepost.errors import ConflictError, CorruptError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
+from milepost.publish.hints import read_latest
 from milepost.publish.manifest import decode, encode
 from milepost.publish.pins import pin
-from milepost.publish.pointer import read_latest
 from milepost.publish.reset import reset
 from milepost.publish.term import ATTEMPTS, claim
 from milepost.records import Fence, RunRecord, Settlement

@@ -7,7 +7,7 @@ import pytest
 from milepost.encode.digest import sha256
 from milepost.errors import StoreError
 from milepost.publish import layout
-from milepost.publish.pointer import read_latest, read_progress
+from milepost.publish.hints import read_latest, read_progress
 from milepost.testing.faults import FaultStore, Killed
 from tests.publish.world import World
 

@@ -12,8 +12,8 @@ from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.verify import verify
 from milepost.publish import layout
+from milepost.publish.hints import read_latest, read_progress
 from milepost.publish.manifest import decode, encode
-from milepost.publish.pointer import read_latest, read_progress
 from milepost.publish.view import read
 from milepost.records import Pin, Reset, Settlement
 from milepost.testing.faults import FaultStore, Killed

@@ -15,8 +15,8 @@ from milepost.engine import oneshot
 from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
+from milepost.publish.hints import read_latest
 from milepost.publish.pins import pin, unpin
-from milepost.publish.pointer import read_latest
 from milepost.publish.view import read
 from milepost.records import Summary
 from milepost.testing.faults import FaultStore, Gate, Killed

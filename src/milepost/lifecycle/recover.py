@@ -59,8 +59,10 @@ def choose(
     _check_which(which)
     if which == "never" or (isinstance(which, str) and not (view.live or view.unreadable)):
         return Choice(None)
+    gone = [Skipped(view.lost, "unreadable", "LATEST tells of it, but its manifest is gone")] if view.lost else []
     skipped = [
         *rejected,
+        *gone,
         *(Skipped(number, "unreadable", why) for number, why in sorted(view.unreadable.items(), reverse=True)),
     ]
     blobs, cleared = Blobs(store, full=full), []

@@ -81,6 +81,8 @@ def verify(
     if missing:
         raise no_such_generation(store, min(missing))
     others = [] if wanted is not None else _other_records(store, checks.count)
+    if wanted is None and view.lost:
+        others.append(Problem(layout.manifest(view.lost), GONE, view.lost))
     sound = {report.number for report in reports if report.state == "valid"}
     return Report(
         store.url,

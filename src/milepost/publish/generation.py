@@ -252,7 +252,8 @@ def check_still_ours(store: Store, chain: Chain) -> None:
 
 def _fence_is_ours(store: Store, chain: Chain) -> bool:
     """Return whether our own fence is still there: the directory may have been removed, or a copy put in its place, in
-    which another process has claimed the very same term."""
+    which another process has claimed the very same term.
+    """
     name = layout.fence(chain.term)
     try:
         return decode(store.read(name), Fence, name).claim_id == chain.claim_id

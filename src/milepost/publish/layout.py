@@ -25,7 +25,7 @@ ASIDE: Final = "reset/"
 DIRECTORIES: Final = (TERMS, GENERATIONS, BLOBS, PINS, QUARANTINE, EVENTS)
 """The directories which hold one run, in no particular order; ``reset/`` holds earlier runs, whole."""
 
-_BLOB = re.compile(r"^blobs/.*-t(\d+)-[0-9a-f]{16}(?:-\d+)?\.[a-z.]+$")
+_BLOB = re.compile(r"^blobs/[\w.-]*-t(\d+)-[0-9a-f]{16}(?:-\d+)?\.[a-z.]+$", re.ASCII)
 """Matches what any writer leaves in blobs/: `000042-t7-<nonce>.safetensors`, the same with `.part`, `LATEST-t7-<nonce>.tmp`."""
 _BLOB_NUMBER = re.compile(r"^blobs/(\d+)-t\d+-")
 _FENCE = re.compile(r"^terms/(\d+)\.json$")

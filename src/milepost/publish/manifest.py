@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import msgspec
 
 from milepost.encode.digest import seal, unseal
 from milepost.errors import CorruptError, MismatchError
+from milepost.publish import layout
 from milepost.records import FORMAT_VERSION, Difference, Manifest, RunRecord, Summary
 
 T = TypeVar("T")
 S = TypeVar("S", Summary, Manifest, RunRecord)
+
+_FAR_NS = 1 << 63
 
 
 class _Format(msgspec.Struct):
@@ -28,7 +32,7 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     body = unseal(data, name)
     try:
         return msgspec.json.decode(body, type=kind, strict=True)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         # A newer format may have other members altogether: then the version is what to tell.
         _refuse_newer(body, name)
         raise CorruptError(
@@ -62,13 +66,32 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
 def _versioned(data: bytes, kind: type[S], name: str) -> S:
     record = decode(data, kind, name)
     check_format(record.format_version, name)
+    if isinstance(record, Summary) and (what := _absurd(record)):
+        raise CorruptError("a manifest is sealed but says what cannot be", kind="damaged-record", name=name, says=what)
     return record
+
+
+def _absurd(record: Summary) -> str:
+    """Return what in a manifest milepost never writes, though its seal fits; empty if there is nothing."""
+    for blob in record.blobs:
+        if layout.blob_term(blob.name) is None or blob.size_bytes < 0:
+            return f"a blob called {blob.name!a} of {blob.size_bytes} bytes"
+    if not -_FAR_NS < record.commit_timestamp < _FAR_NS:
+        return f"commit_timestamp {record.commit_timestamp}"
+    try:
+        if not math.isfinite(float.fromhex(record.elapsed_s)):
+            return f"elapsed_s {record.elapsed_s}"
+        for metric in record.metrics.values():
+            float.fromhex(metric.value)
+    except (ValueError, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 def _refuse_newer(body: bytes, name: str) -> None:
     try:
         found = msgspec.json.decode(body, type=_Format).format_version
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return
     check_format(found, name)
 

@@ -1,13 +1,15 @@
-"""Write the two hints beside the truth: ``LATEST`` after a publish, ``progress.json`` before a save's first byte."""
+"""Write the two hints beside the truth: ``LATEST`` after a publish, ``progress.json`` before a save's first byte.
+
+`milepost.publish.hints` reads them.
+"""
 
 from __future__ import annotations
 
 from milepost.clock import Clock, utc_text
 from milepost.encode.digest import sha256
-from milepost.errors import CorruptError, NotFoundError
 from milepost.publish import layout
 from milepost.publish.generation import Chain
-from milepost.publish.manifest import decode, encode
+from milepost.publish.manifest import encode
 from milepost.records import Latest, Progress, Summary
 from milepost.store.base import Store
 
@@ -26,19 +28,3 @@ def note_progress(store: Store, chain: Chain, clock: Clock, *, attempt: int, ste
     """Record durably which step is about to be saved, so that after a crash the step reached is known (B18)."""
     progress = Progress(chain.run_id, chain.term, attempt, chain.next, step, utc_text(clock.wall_ns()))
     store.replace(layout.PROGRESS, encode(progress), label=chain.label)
-
-
-def read_progress(store: Store) -> Progress | None:
-    """Return the step a save was last begun at, or None if that was never written or cannot be read."""
-    try:
-        return decode(store.read(layout.PROGRESS), Progress, layout.PROGRESS)
-    except (NotFoundError, CorruptError):
-        return None
-
-
-def read_latest(store: Store) -> Latest | None:
-    """Return what ``LATEST`` says, or None if it is not there or cannot be read: it is a hint."""
-    try:
-        return decode(store.read(layout.LATEST), Latest, layout.LATEST)
-    except (NotFoundError, CorruptError):
-        return None

@@ -12,8 +12,8 @@ from contextlib import suppress
 from milepost.clock import Clock
 from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
+from milepost.publish.hints import read_latest, read_progress
 from milepost.publish.manifest import decode_summary, encode
-from milepost.publish.pointer import read_latest, read_progress
 from milepost.publish.term import Claim, Identity, claim
 from milepost.publish.view import Terms, no_such_run, read_manifests, read_pins, read_run, read_terms
 from milepost.records import FORMAT_VERSION, Pin, Reset, RunRecord, Settlement

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from milepost.clock import Clock, utc_text
 from milepost.errors import ConflictError, CorruptError, NotFoundError
 from milepost.publish import layout
+from milepost.publish.hints import newest_named
 from milepost.publish.manifest import decode_run, encode
 from milepost.publish.view import (
     Listing,
@@ -166,7 +167,8 @@ def _list(store: Store, clock: Clock) -> _Listed:
     store.sync(layout.BLOBS)
     terms: Terms = read_terms(store, listing)
     run_id = _run_of(store, listing, terms, clock)
-    view = judge(run_id, listing, terms, read_pins(store, run_id), read_marks(store, run_id))
+    pins, marks = read_pins(store, run_id), read_marks(store, run_id)
+    view = judge(run_id, listing, terms, pins, marks, newest_named(store, run_id))
     return _Listed(view, blobs)
 
 
@@ -208,11 +210,11 @@ def _boundary(view: View, term: int, clock: Clock, *, reset: bool) -> Settlement
 def _something_readable(store: Store, view: View) -> None:
     """Refuse to settle on nothing where there was something: to settle would make void what may only be damaged or misplaced.
 
-    There are manifests that cannot be read (rule 3a), or none where the last term began with one.
+    There are manifests that cannot be read (rule 3a), or none where the last term began with one, or where LATEST names one.
     """
     last = view.terms.newest
     foreign = sorted(number for number in view.foreign if number >= view.terms.first_number)
-    if view.head is None and (view.unreadable or foreign or (last is not None and last.head)):
+    if view.head is None and (view.unreadable or foreign or view.lost or (last is not None and last.head)):
         raise CorruptError(
             "this run has had generations, but none of its manifests can be read; this is not taken for a fresh start",
             kind="nothing-valid",
@@ -220,6 +222,7 @@ def _something_readable(store: Store, view: View) -> None:
             root=store.url,
             unreadable=", ".join(layout.manifest(number) for number in sorted(view.unreadable)) or None,
             of_another_run=", ".join(layout.manifest(number) for number in foreign) or None,
+            newest_that_was_there=layout.manifest(view.lost) if view.lost else None,
         )
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
+from milepost.publish.hints import newest_named
 from milepost.publish.manifest import decode, decode_run, decode_summary
 from milepost.records import Fence, Pin, QuarantineMark, Reset, Settlement, Summary
 from milepost.store.base import Store
@@ -94,10 +95,20 @@ class View:
     """This run's manifests that cannot be read, and why; those of runs set aside are left out."""
     listing: Listing
     terms: Terms
+    latest: int
+    """The number that ``LATEST`` names, read after the listing; 0 if it names none of this run. A doubt, not a decision."""
     undecided: bool
     """A higher term has fenced but not settled: the head may become void (rule 3). Do nothing irrevocable with it."""
     pins: Mapping[int, Pin] = field(default_factory=dict)
     marks: Mapping[int, QuarantineMark] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> int:
+        """Return the number of a newer generation than the head that ``LATEST`` tells of and that is nowhere; 0 if there is none.
+
+        ``LATEST`` is written after its generation has counted, and numbers only rise: somebody removed the manifest.
+        """
+        return self.latest if self.latest > max(self.listing.highest, self.head.number if self.head else 0) else 0
 
     @property
     def barrier(self) -> int:
@@ -133,7 +144,13 @@ def read(store: Store) -> View:
     run_id = read_run(store, terms)
     if run_id is None:
         raise no_such_run(store)
-    return judge(run_id, listing, terms, read_pins(store, run_id), read_marks(store, run_id))
+    pins, marks = read_pins(store, run_id), read_marks(store, run_id)
+    view = judge(run_id, listing, terms, pins, marks, newest_named(store, run_id))
+    if view.lost:
+        # Published while we looked, perhaps; LATEST is read last.
+        listing = _list(store)
+        view = judge(run_id, listing, read_terms(store, listing), pins, marks, view.latest)
+    return view
 
 
 def no_such_run(store: Store) -> NotFoundError:
@@ -163,8 +180,15 @@ def _list(store: Store) -> Listing:
     )
 
 
-def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], marks: Mapping[int, QuarantineMark]) -> View:
-    """Decide what is void, what is the head and what is live."""
+def judge(
+    run_id: str,
+    listing: Listing,
+    terms: Terms,
+    pins: Mapping[int, Pin],
+    marks: Mapping[int, QuarantineMark],
+    latest: int = 0,
+) -> View:
+    """Decide what is void, what is the head and what is live; ``latest`` is what ``LATEST`` names."""
     named = {**listing.summaries, **listing.misnamed}
     runs = {term: settlement.run_id for term, settlement in terms.settlements.items() if not settlement.dead}
     foreign = frozenset(number for number, summary in named.items() if _is_foreign(summary, runs))
@@ -179,7 +203,8 @@ def judge(run_id: str, listing: Listing, terms: Terms, pins: Mapping[int, Pin], 
     kept = {head.number, *head.keep, *held} if head else set()
     live = {number: summary for number, summary in standing.items() if number in kept}
     unreadable = _unreadable(listing, terms, foreign)
-    return View(run_id, head, live, void, foreign, unreadable, listing, terms, _undecided(head, terms), pins, marks)
+    undecided = _undecided(head, terms)
+    return View(run_id, head, live, void, foreign, unreadable, listing, terms, latest, undecided, pins, marks)
 
 
 def _unreadable(listing: Listing, terms: Terms, foreign: frozenset[int]) -> Mapping[int, str]:

@@ -184,6 +184,11 @@ class FileGuard(Guard):
             try:
                 with failures_of("write the lock file", self._lock.path):
                     self._lock.write(sealed(Holder.of_this_process(self._clock)))
+            except StoreError as error:
+                # The name is for people. A full disk must not keep out the one who may make room on it.
+                if error.kind not in ("disk-full", "quota"):
+                    self._lock.unlock()
+                    raise
             except BaseException:
                 self._lock.unlock()
                 raise
