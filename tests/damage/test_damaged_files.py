@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -197,3 +199,82 @@ def test_a_newer_format_is_refused_whole_with_what_to_do_and_nothing_is_touched(
         assert [(d.path, d.saved, d.live) for d in caught.value.differences] == [(file, "format 99", "format 1")]
     assert trainer.is_at(0)
     assert snapshot(local(root)) == before
+
+
+@pytest.mark.parametrize("odd", ["fifo", "loop", "directory"])
+def test_what_is_no_file_under_a_name_of_mileposts_hangs_nobody(run: Path, tmp_path: Path, odd: str) -> None:
+    root = copy_of(run, tmp_path / "run")
+    for name in ("LATEST", "progress.json", "ballast", layout.manifest(7), "terms/x", "blobs/x", "events/x"):
+        path = root / name
+        path.unlink(missing_ok=True)
+        if odd == "fifo":
+            os.mkfifo(path)
+        elif odd == "loop":
+            path.symlink_to(path.name)
+        else:
+            path.mkdir()
+    assert oneshot.verify(root).resume_from == 6
+    assert isinstance(oneshot.load(root), dict)
+    with Trainer(root).engine as engine:
+        assert engine.resume().generation == 6  # type: ignore[union-attr]
+        if odd != "directory":
+            return
+    for name in ("LATEST", "progress.json", "ballast"):
+        (root / name).rmdir()
+    trainer = Trainer(root)
+    trainer.engine.resume()
+    trainer.save(30)
+    assert trainer.engine.wait().number == 8, "the taken number is stepped over"  # type: ignore[union-attr]
+    trainer.engine.close()
+
+
+def test_generations_that_somebody_removed_are_missed(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    (root / layout.manifest(6)).unlink()
+    report = oneshot.verify(root)
+    assert [(problem.name, problem.problem) for problem in report.problems] == [(layout.manifest(6), "it is gone")]
+    with Trainer(root).engine as engine:
+        restored = engine.resume()
+    assert restored is not None
+    assert restored.generation == 5
+    assert "generation 6 unreadable: LATEST tells of it" in restored.skipped[0]
+
+
+def test_a_first_term_whose_generations_were_all_removed_is_no_fresh_start(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    oneshot.save(root, [1])
+    (root / layout.manifest(1)).unlink()
+    before = snapshot(local(root))
+    with pytest.raises(CorruptError) as caught:
+        oneshot.save(root, [2])
+    assert caught.value.kind == "nothing-valid"
+    assert caught.value.facts["newest_that_was_there"] == layout.manifest(1)
+    assert {name for name in before if name.startswith("blobs/")} <= snapshot(local(root)).keys()
+
+
+ABSURD: dict[str, dict[str, Any]] = {
+    "a blob outside the root": {"blobs": [{"name": f"blobs/../../x-t1-{0:016x}.safetensors", "size_bytes": 1, "digest": ""}]},
+    "a blob that is no blob": {"blobs": [{"name": "milepost.json", "size_bytes": 1, "digest": ""}]},
+    "a time that is none": {"elapsed_s": "zz"},
+    "an endless time": {"elapsed_s": "inf"},
+    "a time beyond all calendars": {"commit_timestamp": 2**64 - 1},
+    "a metric that is none": {"metrics": {"x": {"value": "high", "step": 1}}},
+}
+
+
+@pytest.mark.parametrize("what", ABSURD)
+def test_a_manifest_that_is_sealed_and_absurd_is_passed_over_and_named(run: Path, tmp_path: Path, what: str) -> None:
+    root = copy_of(run, tmp_path / "run")
+    path = root / layout.manifest(6)
+    path.write_bytes(with_member(path.read_bytes(), **ABSURD[what]))
+    assert [problem.name for problem in oneshot.verify(root).problems] == [layout.manifest(6)]
+    assert take_up(root)[0] == 5
+
+
+def test_a_manifest_as_deep_as_no_tree_ever_is_is_passed_over(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    path = root / layout.manifest(6)
+    body = unseal(path.read_bytes(), "test")[:-1] + b',"deep":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    path.write_bytes(seal(body))
+    assert [problem.name for problem in oneshot.verify(root).problems] == [layout.manifest(6)]
+    assert take_up(root)[0] == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from milepost.engine.opening import Opened, open_session
 from milepost.engine.relief import write_with_relief
 from milepost.engine.resuming import Resuming
 from milepost.engine.session import BLOB_BYTES, Order, Session
+from milepost.engine.settings import check_settings, whole
 from milepost.errors import ConflictError, MilepostError, SaveFailed, UsageError
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
@@ -77,7 +77,7 @@ class CheckpointEngine:
         clock: Clock | None = None,
     ) -> None:
         self.state = components_of(state)
-        _check_settings(when, keep, on_save_error, writer)
+        check_settings(when, keep, on_save_error, writer)
         self.keep = keep or Keep()
         self.exactness = dict(exactness or {})
         self._clock = clock or SystemClock()
@@ -219,7 +219,7 @@ class CheckpointEngine:
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; they go into the next generation. A new best makes the next safe point due."""
-        self._metrics.report(_whole("step", step), metrics)
+        self._metrics.report(whole("step", step), metrics)
 
     def save_if_due(self, step: int, *, episodes: int = 0, epochs: int = 0, counters: Mapping[str, int] | None = None) -> bool:
         """Save if a trigger is due at this safe point, and return whether a save was started.
@@ -256,12 +256,12 @@ class CheckpointEngine:
 
     def _read(self, step: int, episodes: int, epochs: int) -> Reading:
         now_ns = self._clock.monotonic_ns()
-        return Reading(_whole("step", step), now_ns, _whole("episodes", episodes), _whole("epochs", epochs))
+        return Reading(whole("step", step), now_ns, whole("episodes", episodes), whole("epochs", epochs))
 
     def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
         self._check_may_save()
         self.wait()
-        counted = {name: _whole(name, count) for name, count in (counters or {}).items()}
+        counted = {name: whole(name, count) for name, count in (counters or {}).items()}
         staged = capture(self.state, self._arena, allow_pickle=self._pickle[0])
         noted = self._metrics.take()
         elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
@@ -374,35 +374,3 @@ class CheckpointEngine:
 def _give_up(held: ExitStack, made_by_pid: int) -> None:
     if made_by_pid == os.getpid():
         held.close()
-
-
-def _check_settings(when: object, keep: object, on_save_error: str, writer: str) -> None:
-    found: dict[str, object] = {}
-    if when is not None and not callable(getattr(when, "due", None)):
-        found["when"] = when
-    if keep is not None and not isinstance(keep, Keep):
-        found["keep"] = keep
-    if on_save_error not in ("raise", "warn"):
-        found["on_save_error"] = on_save_error
-    if writer not in ("thread", "inline"):
-        found["writer"] = writer
-    if found:
-        raise UsageError(
-            "an engine cannot be made with these settings",
-            kind="bad-setting",
-            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "inline"',
-            **found,
-        )
-
-
-def _whole(name: str, value: int) -> int:
-    """Return a count as a plain integer; it may come as NumPy's or torch's."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(
-            "a step or another count is a whole number",
-            kind="bad-count",
-            hint="pass the framework's own counter, say engine.save(model.num_timesteps)",
-            **{name: repr(value)},
-        ) from None

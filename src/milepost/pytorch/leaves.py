@@ -98,7 +98,10 @@ class TensorKind:
         return as_bytes(as_numpy(value)) if plain else None
 
     def is_writable(self, value: torch.Tensor) -> bool:
-        return value.layout is torch.strided and value.device.type != "meta"
+        if value.layout is not torch.strided or value.device.type == "meta":
+            return False
+        # An expanded tensor shows one element at several places: it can be replaced in its container, not written to.
+        return not any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True))
 
     def copy_from(self, value: torch.Tensor, source: torch.Tensor) -> None:
         # detach() shares memory and leaves the autograd graph, device and requires_grad of the live tensor alone.

@@ -1,0 +1,41 @@
+"""Refuse settings and counts that cannot work, where they are given and not where they are used."""
+
+from __future__ import annotations
+
+import operator
+
+from milepost.errors import UsageError
+from milepost.lifecycle.retain import Keep
+
+
+def check_settings(when: object, keep: object, on_save_error: str, writer: str) -> None:
+    """Raise `UsageError` (kind ``bad-setting``) for an engine's settings that are of the wrong kind."""
+    found: dict[str, object] = {}
+    if when is not None and not callable(getattr(when, "due", None)):
+        found["when"] = when
+    if keep is not None and not isinstance(keep, Keep):
+        found["keep"] = keep
+    if on_save_error not in ("raise", "warn"):
+        found["on_save_error"] = on_save_error
+    if writer not in ("thread", "inline"):
+        found["writer"] = writer
+    if found:
+        raise UsageError(
+            "an engine cannot be made with these settings",
+            kind="bad-setting",
+            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "inline"',
+            **found,
+        )
+
+
+def whole(name: str, value: int) -> int:
+    """Return a count as a plain integer; it may come as NumPy's or torch's."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            "a step or another count is a whole number",
+            kind="bad-count",
+            hint="pass the framework's own counter, say engine.save(model.num_timesteps)",
+            **{name: repr(value)},
+        ) from None
