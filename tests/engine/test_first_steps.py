@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from milepost.clock import FakeClock
 from milepost.encode.digest import unseal
-from milepost.engine import oneshot
+from milepost.engine import oneshot, provenance
 from milepost.engine.checkpoint_engine import CheckpointEngine
-from milepost.errors import CorruptError, SaveFailed, StoreError, UsageError
+from milepost.errors import CorruptError, MismatchError, SaveFailed, StoreError, UsageError
 from milepost.lifecycle.triggers import every
 from milepost.publish.view import read
 from milepost.store.memory import MemoryStore
@@ -146,3 +147,21 @@ def test_the_ballast_makes_room_for_a_manifest_of_any_size(leaves: int) -> None:
     assert newest is not None
     assert newest.step == 5
     assert oneshot.verify(disk).ok
+
+
+def test_a_run_whose_script_has_changed_is_resumed_and_not_called_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("lr = 1e-3")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    provenance.script_digest.cache_clear()
+    with Training(tmp_path / "run") as training:
+        training.save(1)
+    script.write_text("lr = 1e-4")
+    provenance.script_digest.cache_clear()
+    with Training(tmp_path / "run") as training:
+        restored = training.engine.resume()
+    provenance.script_digest.cache_clear()
+    assert restored is not None
+    assert [warning.partition(":")[0] for warning in restored.inexact] == ["code/script"]
+    with Training(tmp_path / "run", on_mismatch={"code": "error"}) as training, pytest.raises(MismatchError):
+        training.engine.resume()

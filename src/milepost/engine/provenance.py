@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from milepost.errors import UsageError
 from milepost.publish.term import Identity
@@ -103,10 +105,21 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+@cache
+def script_digest() -> str:
+    """Return the start of SHA-256 of the script that runs, as it was when first asked; empty where there is none to read."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+    except OSError:
+        return ""
+
+
 def fingerprint(extra: dict[str, str]) -> dict[str, str]:
     """Return what must be equal for the same bits to come out again."""
     found = {f"version/{name}": version for name, version in versions(PACKAGES).items() if name != "milepost"}
     found["machine"] = platform.machine()
+    found |= {"code/script": script} if (script := script_digest()) else {}
     torch = sys.modules.get("torch")
     if torch is not None:
         found["threads/torch"] = str(torch.get_num_threads())
