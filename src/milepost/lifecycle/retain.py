@@ -68,7 +68,7 @@ def rank(live: Mapping[int, Summary], by: str, mode: Literal["max", "min"] = "ma
 
 def line_of(live: Mapping[int, Summary]) -> Mapping[int, Summary]:
     """Return those that the newest generation's state goes back to, itself included (rule 27)."""
-    line = live[max(live)].line if live else ()
+    line = frozenset(live[max(live)].line) if live else frozenset()
     return {number: summary for number, summary in live.items() if number in line}
 
 

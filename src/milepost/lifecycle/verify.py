@@ -220,7 +220,8 @@ def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationRe
 
 def resumable(view: View, sound: Collection[int]) -> int | None:
     """Return which of the live generations ``sound`` a resume would take: the newest complete and healthy one; None if none."""
-    healthy = [number for number in sound if number in view.line and view.live[number].healthy and not _barred(view, number)]
+    line = view.line
+    healthy = [number for number in sound if number in line and line[number].healthy and not _barred(view, number)]
     complete = [number for number in healthy if view.live[number].complete]
     return max(complete or healthy, default=None)
 
