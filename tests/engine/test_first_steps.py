@@ -14,7 +14,9 @@ from milepost.encode.digest import unseal
 from milepost.engine import oneshot, provenance
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import CorruptError, MismatchError, SaveFailed, StoreError, UsageError
+from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import every
+from milepost.publish import layout
 from milepost.publish.view import read
 from milepost.store.memory import MemoryStore
 from milepost.testing.faults import FaultStore
@@ -165,3 +167,17 @@ def test_a_run_whose_script_has_changed_is_resumed_and_not_called_exact(tmp_path
     assert [warning.partition(":")[0] for warning in restored.inexact] == ["code/script"]
     with Training(tmp_path / "run", on_mismatch={"code": "error"}) as training, pytest.raises(MismatchError):
         training.engine.resume()
+
+
+def test_what_cannot_be_read_is_told_once_however_often_a_resume_has_to_choose(tmp_path: Path) -> None:
+    with Training(tmp_path, keep=Keep(last=4)) as training:
+        for step in (1, 2, 3):
+            training.save(step)
+    (tmp_path / layout.manifest(1)).write_bytes(b"torn")
+    answers = iter([False, True])
+    with Training(tmp_path, health_eval=lambda: next(answers)) as later:
+        restored = later.engine.resume()
+    assert restored is not None
+    assert restored.generation == 2
+    assert [text.partition(":")[0] for text in restored.skipped] == ["generation 3 unhealthy"]
+    assert [text.partition(":")[0] for text in restored.warnings] == ["generation 1 unreadable"]

@@ -242,6 +242,22 @@ def test_a_reader_whose_generation_is_retired_under_its_feet_reads_the_newer_one
     assert float(tree["policy"]["w"][0]) == 2
 
 
+def test_a_reader_whose_head_is_retired_is_not_sent_back_to_an_older_one_that_a_pin_keeps(world: World) -> None:
+    a = world.open(keep=Keep(last=1))
+    a.save(1, fixed=1)
+    pin(world.plain(), 1)
+    a.save(2, fixed=2)
+    store = world.process()
+    gate = store.pause("read_into", "blobs/*")
+    reader = world.start(lambda: oneshot.load(store))
+    gate.wait_until_reached()
+    a.save(3, fixed=3)
+    gate.release()
+    tree = done(reader)
+    assert isinstance(tree, dict)
+    assert float(tree["policy"]["w"][0]) == 3
+
+
 def test_a_reader_of_a_damaged_head_is_not_sent_round_in_circles(world: World) -> None:
     _, manifests = saved(world, 1)
     spoil(world, manifests[0], "gone")

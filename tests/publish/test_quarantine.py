@@ -75,4 +75,6 @@ def test_what_kills_its_loader_is_skipped_until_an_operator_clears_it(world: Wor
 
 def test_clearing_what_is_not_marked_is_no_error(world: World) -> None:
     two_generations(world)
+    before = world.names()
     quarantine.clear(world.plain(), 1)
+    assert world.names() == before

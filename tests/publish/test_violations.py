@@ -436,6 +436,20 @@ def test_v12_on_a_full_disk_a_trim_is_published_before_anything_is_deleted(world
     assert layout.BALLAST in world.names()
 
 
+def test_v12_a_trim_repeats_a_save_that_landed_late_and_not_the_one_before_it(world: World) -> None:
+    a = two_generations(world, Keep(last=5))
+    late, _ = faults(a).delay("create", M3), faults(a).delay("create", M3, nth=2)
+    with pytest.raises(StoreError):
+        a.save(3)
+    faults(a).deliver(late)
+    faults(a).fail("write_blob", "blobs/000003*", full_disk())
+    saved = a.save(4)
+    view = world.check(saved)
+    trim = view.listing.summaries[4]
+    assert (trim.trim_of, trim.parent, world.value(4)) == (3, 3, 3)
+    assert (saved.number, set(saved.line), world.value()) == (5, {2, 4, 5}, 4)
+
+
 def test_v12_nobody_rolls_back_to_what_a_trim_is_deleting(world: World) -> None:
     a = two_generations(world, Keep(last=3))
     a.save(3)

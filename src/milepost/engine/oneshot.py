@@ -109,7 +109,11 @@ def _loaded(
     trust_pickle: bool,
 ) -> object:
     # Nothing live is touched here, so nothing is read twice: each leaf is verified on its way into a fresh tree.
-    manifest = choose(store, view, which, full=False, rejected=rejected).manifest
+    choice = choose(store, view, which, full=False, rejected=rejected)
+    if choice.skipped and _head_of(read(store)) != _head_of(view):
+        # Passed over, perhaps, because it was retired while we looked: then a newer one is there, and not this older one.
+        raise CorruptError("generations were retired while they were read", kind="retired-meanwhile", root=store.url)
+    manifest = choice.manifest
     if manifest is None:
         raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
     # Its name may not be durable yet: a power cut must not take away what a caller has been given (rule 20).

@@ -11,7 +11,7 @@ from milepost.engine.writer import FULL, republish, write
 from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.lifecycle.retain import essential, originals
 from milepost.publish import layout
-from milepost.publish.generation import KeepRule, check_still_ours
+from milepost.publish.generation import KeepRule, check_still_ours, settle_attempt
 from milepost.publish.view import read_pins
 from milepost.records import Manifest, Summary
 
@@ -41,6 +41,7 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
             check_still_ours(session.store, session.chain)
             if error.kind not in FULL:
                 raise
+            take_up_attempt(session)
             oldest = expendable(session)
             if oldest is None:
                 raise _no_room(session, staged, error, "no more generations may be retired") from error
@@ -53,6 +54,16 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
             continue
         hold_ballast(session)
         return manifest
+
+
+def take_up_attempt(session: Session) -> None:
+    """Learn of a save that was thought to have failed and landed since: a trim repeats the head, and that is the head now.
+
+    To repeat the generation before it would put an older state on top of a newer one.
+    """
+    landed = settle_attempt(session.store, session.chain)
+    if landed is not None and session.chain.base == landed.number:
+        session.base = landed
 
 
 def expendable(session: Session) -> int | None:
@@ -80,8 +91,8 @@ def trim(session: Session, going: int) -> None:
     assert head is not None
     draft = dataclasses.replace(head, trim_of=head.number, reason="trim")
 
-    def shorter(live: Mapping[int, Summary], wanted: frozenset[int]) -> frozenset[int]:
-        return frozenset(live) - {going, head.number} | (wanted & live.keys())
+    def shorter(live: Mapping[int, Summary], pinned: frozenset[int]) -> frozenset[int]:
+        return frozenset(live) - {going, head.number} | (pinned & live.keys())
 
     session.base = republish(session, draft, shorter)
     if session.resumed_from == head.number:

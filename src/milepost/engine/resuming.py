@@ -53,7 +53,7 @@ class Resuming:
             found = self._take(choice, choice.manifest, started)
             if isinstance(found, Restored):
                 return found
-            rejected = (*choice.skipped, found)
+            rejected = (*rejected, *(skip for skip in choice.skipped if skip not in rejected), found)
 
     def adopt(self) -> Manifest | None:
         """Build on the newest sound generation without loading it: the live state is this process's own."""

@@ -60,11 +60,8 @@ def choose(
     if which == "never" or (isinstance(which, str) and not (view.live or view.unreadable)):
         return Choice(None)
     gone = [Skipped(view.lost, "unreadable", "LATEST tells of it, but its manifest is gone")] if view.lost else []
-    skipped = [
-        *rejected,
-        *gone,
-        *(Skipped(number, "unreadable", why) for number, why in sorted(view.unreadable.items(), reverse=True)),
-    ]
+    unreadable = [Skipped(number, "unreadable", why) for number, why in sorted(view.unreadable.items(), reverse=True)]
+    skipped = [*rejected, *(skip for skip in (*gone, *unreadable) if skip not in rejected)]
     blobs, cleared = Blobs(store, full=full), []
     refused = {skip.number for skip in rejected}
     for number in _in_order(store, view, which, by, mode):

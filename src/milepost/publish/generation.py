@@ -53,7 +53,7 @@ class Chain:
     tried: set[str] = field(default_factory=set)
     """Write ids of every attempt at the number that is next."""
     attempts: set[str] = field(default_factory=set)
-    """Write ids of attempts with an unknown outcome since the last load: should one turn out published, it is the base."""
+    """Those of them made since the last load: should one turn out published, it is the base."""
 
     @property
     def line(self) -> dict[int, Summary]:
@@ -97,9 +97,8 @@ def publish(store: Store, chain: Chain, draft: Manifest, keep: KeepRule, now_ns:
     """Create the manifest of a new generation on top of the chain, and return it once it is certain that it counts.
 
     ``draft`` holds the content; number, parent, keep, line, ``rollback_to`` and timestamp are filled in here, since they
-    change with each attempt. Raises `ConflictError` if this writer has been
-    fenced: whether the save counts is then for the claimer to say. Raises `StoreError` if it could not be learnt whether
-    the manifest landed: the number stays reserved.
+    change with each attempt. Raises `ConflictError` if this writer has been fenced: whether the save counts is then for the
+    claimer to say. Raises `StoreError` if it could not be learnt whether the manifest landed: the number stays reserved.
     """
     pinned = frozenset(read_pins(store, chain.run_id))
     while True:
@@ -204,7 +203,15 @@ def _step_over(store: Store, chain: Chain, holder: Summary | int, number: int) -
             chain.barrier = max(chain.barrier, number)
 
 
-def _adopt_own(store: Store, chain: Chain, number: int) -> None:
+def settle_attempt(store: Store, chain: Chain) -> Manifest | None:
+    """Find out whether an attempt with an unknown outcome has landed by now; it is the head then, and returned."""
+    holder = _holder(store, chain.next) if chain.tried else None
+    if not isinstance(holder, Summary) or holder.write_id not in chain.tried:
+        return None
+    return _adopt_own(store, chain, holder.number)
+
+
+def _adopt_own(store: Store, chain: Chain, number: int) -> Manifest:
     """Take an earlier attempt of ours, whose outcome was unknown, as what it is: published. It becomes the parent.
 
     It becomes the base only if the live state still goes back to it: the user may have loaded another generation since.
@@ -215,6 +222,7 @@ def _adopt_own(store: Store, chain: Chain, number: int) -> None:
     base = earlier.number if earlier.write_id in chain.attempts else chain.base
     _advance(chain, earlier)
     chain.base = base
+    return earlier
 
 
 def _advance(chain: Chain, manifest: Manifest) -> None:
