@@ -20,9 +20,10 @@ from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
 from milepost.engine.relief import write_with_relief
 from milepost.engine.resuming import Resuming
+from milepost.engine.save_errors import SaveErrors
 from milepost.engine.session import BLOB_BYTES, Order, Session
 from milepost.engine.settings import check_settings, whole
-from milepost.errors import ConflictError, MilepostError, SaveFailed, UsageError
+from milepost.errors import MilepostError, UsageError
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
@@ -86,8 +87,7 @@ class CheckpointEngine:
         self._fingerprint = dict(fingerprint or {})
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
         self._mismatches = Mismatches(dict(on_mismatch or {}), strict, kinds)
-        self._on_save_error = on_save_error
-        self._errors_left = self._save_errors_max = save_errors_max
+        self._errors = SaveErrors(self._store.url, on_save_error, save_errors_max)
         self._pickle = (allow_pickle, trust_pickle)
         self._guard = (lease_wait, take_over)
         self._health_eval = health_eval
@@ -103,7 +103,6 @@ class CheckpointEngine:
         self._ready = False
         self._in_flight: dict[str, Metric] | None = None
         self._closed = False
-        self._refusal: Exception | None = None
         self._last = Reading()
         self._elapsed_base_s = 0.0
         self._started_ns = 0
@@ -177,13 +176,12 @@ class CheckpointEngine:
             restored = resuming.resume(which)
         except BaseException as error:
             if resuming.touched:
-                self._refusal = error if isinstance(error, MilepostError) else self._half_loaded(error)
+                self._errors.half_loaded(error)
             raise
         self._ready = True
         if restored is not None:
             self._metrics.forget()
-            if not isinstance(self._refusal, ConflictError):
-                self._refusal = None  # what an earlier resume left half loaded has been overwritten, all of it
+            self._errors.loaded()
         self._begin_from(restored)
         return restored
 
@@ -312,29 +310,12 @@ class CheckpointEngine:
             return
         noted, self._in_flight = self._in_flight, None
         failure = self._background.collect()
-        if failure is None:
-            self._errors_left = self._save_errors_max
-            return
-        self._metrics.give_back(noted)
-        if isinstance(failure, ConflictError):
-            self._refusal = failure
-            raise failure
-        self._errors_left -= 1
-        if self._on_save_error == "warn" and self._errors_left > 0:
-            log.warning("a save failed, training goes on (%d more may fail): %s", self._errors_left, failure)
-            return
-        raise SaveFailed(
-            "a save failed; what was published before is unharmed",
-            kind=getattr(failure, "kind", "save-failed"),
-            hint=getattr(failure, "hint", "") or 'on_save_error="warn" trains on through failed saves',
-            root=self._store.url,
-            cause=getattr(failure, "message", repr(failure)),
-            **{name: value for name, value in getattr(failure, "facts", {}).items() if name not in ("root", "cause")},
-        ) from failure
+        if failure is not None:
+            self._metrics.give_back(noted)
+        self._errors.judge(failure)
 
     def _check_may_save(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        self._errors.check()
         if not self._ready:
             raise UsageError(
                 "this run has generations, and they were not resumed; saving now would go on from somewhere else",
@@ -342,15 +323,6 @@ class CheckpointEngine:
                 hint='call engine.resume() first, or engine.resume(which="never") to start anew',
                 root=self._store.url,
             )
-
-    def _half_loaded(self, error: BaseException) -> UsageError:
-        return UsageError(
-            "a resume was broken off, and the state is half loaded; saving it would publish a mixture",
-            kind="half-loaded",
-            hint="call engine.resume() again, or start the script anew",
-            root=self._store.url,
-            cause=repr(error),
-        )
 
     def _check_usable(self) -> None:
         if self._closed:
