@@ -13,6 +13,8 @@ FORMAT_VERSION = 1
 """The version of the bytes on disk. It moves only with a decision record."""
 
 Exactness: TypeAlias = Literal["exact", "approximate", "not captured"]
+FaultKind: TypeAlias = Literal["none", "soft", "hard", "data"]
+"""What kind of fault a start comes after: see `milepost.lifecycle.faults`."""
 Node: TypeAlias = list[Any]
 """One node of a component's stored tree, see ``state/tree.py``: ``[tag, ...]``."""
 
@@ -319,6 +321,8 @@ class Restored:
     warnings: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     """Newer generations that were passed over, and why."""
+    fault: FaultKind = "none"
+    """What kind of fault this start came after, see `milepost.lifecycle.faults`."""
 
     @property
     def exact(self) -> bool:

@@ -144,6 +144,7 @@ class CheckpointEngine:
                     self.keep,
                     self._fingerprint,
                     incarnation=self._clock.nonce(),
+                    guard=guard,
                     blob_bytes=self._blob_bytes,
                 )
             except BaseException:
@@ -204,7 +205,9 @@ class CheckpointEngine:
         if self._looked is None or self._looked[0] != head:
             claimed = self._claimed.claimed
             view = claimed.view if head == claimed.settlement.head and not self._ready else read(session.store)
-            self._looked = (head, Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval))
+            traces = None if self._ready else self._claimed.traces
+            made = Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval, traces=traces)
+            self._looked = (head, made)
         return self._looked[1]
 
     def _begin_from(self, restored: Restored | Summary | None) -> None:

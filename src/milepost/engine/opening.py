@@ -11,6 +11,7 @@ from milepost.engine.relief import hold_ballast
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.engine.writer import FULL
 from milepost.errors import NotFoundError, StoreError
+from milepost.lifecycle.faults import Traces
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.generation import chain_of
@@ -18,7 +19,7 @@ from milepost.publish.pointer import point_at
 from milepost.publish.reset import set_aside
 from milepost.publish.retire import sweep
 from milepost.publish.term import Claim, Identity, claim
-from milepost.store.base import Store
+from milepost.store.base import Guard, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,21 @@ class Opened:
 
     session: Session
     claimed: Claim
+    traces: Traces
+    """What the writer before left of itself."""
 
 
 def open_session(
-    store: Store, clock: Clock, keep: Keep, extra_fingerprint: dict[str, str], *, incarnation: str, blob_bytes: int = BLOB_BYTES
+    store: Store,
+    clock: Clock,
+    keep: Keep,
+    extra_fingerprint: dict[str, str],
+    *,
+    incarnation: str,
+    guard: Guard | None = None,
+    blob_bytes: int = BLOB_BYTES,
 ) -> Opened:
-    """Claim the root and make it tidy. The caller holds the store's guard. Raises `ConflictError` if it is fenced at once."""
+    """Claim the root and make it tidy. The caller holds the store's ``guard``. Raises `ConflictError` if it is fenced at once."""
     who = identity()
     # Whatever may be wrong with this process's surroundings is found before the root is touched.
     made_by, prints = provenance(who, incarnation), fingerprint(extra_fingerprint)
@@ -51,7 +61,13 @@ def open_session(
     )
     events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement)
     _tidy(session, claimed)
-    return Opened(session, claimed)
+    return Opened(session, claimed, _traces(claimed, who, guard))
+
+
+def _traces(claimed: Claim, who: Identity, guard: Guard | None) -> Traces:
+    fences = claimed.view.terms.fences
+    before = next((fence for term in sorted(fences, reverse=True) if term < claimed.term and (fence := fences[term])), None)
+    return Traces(before, who, guard is not None and guard.abandoned, guard is not None and guard.forced)
 
 
 def _claim(store: Store, clock: Clock, who: Identity) -> Claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from milepost.engine.mismatch import Mismatches
 from milepost.engine.reader import check_fit, load_into
 from milepost.engine.session import Session
 from milepost.errors import CorruptError, StoreError
+from milepost.lifecycle.faults import FaultPlan, Traces, plan
 from milepost.lifecycle.recover import Choice, Skipped, Which, choose
 from milepost.publish import quarantine
 from milepost.publish.view import View
@@ -33,6 +35,8 @@ class Resuming:
     health_eval: Callable[[], bool] | None = None
     touched: bool = False
     """Live objects were overwritten, perhaps by half."""
+    traces: Traces | None = None
+    """What the writer before left of itself; None once this process has gone on from it."""
     known: dict[Which, Choice] = field(default_factory=dict)
     """What a `peek` chose and verified, for the resume that follows; used once, since damage may come in between."""
 
@@ -97,8 +101,15 @@ class Resuming:
         self.session.build_on(manifest)
         restored = _restored(manifest, components, warnings, choice)
         loaded_ns = self.session.clock.monotonic_ns()
-        self._tell(restored, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
+        fault = self._fault(restored)
+        restored = dataclasses.replace(restored, fault=fault.kind if fault else "none")
+        self._tell(restored, fault, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
         return restored
+
+    def _fault(self, restored: Restored) -> FaultPlan | None:
+        """Recognise what this start came after; None for a later resume of the same process."""
+        traces, self.traces = self.traces, None
+        return plan(traces, restored.skipped, restored.generation) if traces else None
 
     def _note_damage(self, choice: Choice) -> None:
         """Mark what turned out to be damaged, and unmark what verifies again.
@@ -121,7 +132,7 @@ class Resuming:
                     session.store, session.clock, run_id=run_id, term=term, number=skip.number, kind="damaged", reason=skip.reason
                 )
 
-    def _tell(self, restored: Restored, choice: Choice, phases_ns: dict[str, int]) -> None:
+    def _tell(self, restored: Restored, fault: FaultPlan | None, choice: Choice, phases_ns: dict[str, int]) -> None:
         self.session.events.write(
             "resumed",
             generation=restored.generation,
@@ -131,9 +142,12 @@ class Resuming:
             inexact=restored.inexact,
             skipped=restored.skipped,
             warnings=restored.warnings,
+            fault=fault and fault.facts,
             verified_bytes=choice.checked_bytes,
             milliseconds=milliseconds(phases_ns),
         )
+        if fault and fault.kind != "none":
+            log.info("after a %s fault (%s): from %s; made anew: %s", fault.kind, fault.seen_by, fault.source, fault.rebuilt)
         for text in (*restored.skipped, *restored.warnings):
             log.warning("resume: %s", text)
         rate = learning_rate(self.state)

@@ -60,6 +60,8 @@ class Guard(AbstractContextManager[None]):
 
     forced: bool = False
     """True once entered over another holder (``take_over``): the other may still live, and only the terms fence it."""
+    abandoned: bool = False
+    """True once entered where the holder before had not given it up: its process died, or its machine did."""
 
 
 class Store(ABC):

@@ -181,6 +181,7 @@ class FileGuard(Guard):
 
     def __enter__(self) -> None:
         if self._locked():
+            self.abandoned = read_holder(self._lock.path) is not None
             try:
                 with failures_of("write the lock file", self._lock.path):
                     self._lock.write(sealed(Holder.of_this_process(self._clock)))

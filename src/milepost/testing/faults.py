@@ -285,7 +285,7 @@ class _FaultGuard(Guard):
 
     def __enter__(self) -> None:
         self._store._run("guard", "", self._inner.__enter__)
-        self.forced = self._inner.forced
+        self.forced, self.abandoned = self._inner.forced, self._inner.abandoned
 
     def __exit__(self, *exc_info: object) -> None:
         if self._store.dead:  # the operating system gives up the locks of the dead
