@@ -144,16 +144,19 @@ def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_e
     assert set(read(local(root)).live) == set(live)
 
 
-def test_the_newest_settlement_before_its_first_generation_is_the_one_record_a_run_cannot_do_without(
+def test_the_newest_settlement_before_its_first_generation_is_what_a_run_cannot_do_without(
     run: Path, tmp_path: Path
 ) -> None:
-    # Which generations a claim voided is written nowhere else until it has saved (rule 3a).
+    # Which generations a claim voided is written nowhere else, but in its event, until it has saved (rule 3a).
     root = copy_of(run, tmp_path / "run")
     with Trainer(root).engine as engine:
         engine.resume()
     newest = layout.settlement(5)
     before = (root / newest).read_bytes()
     flip(root / newest, 9, 1)
+    assert named_by_verify(root) == {newest}
+    assert oneshot.load(root) is not None, "the event of the claim holds it, too"
+    (root / layout.events(5)).unlink()
     for action in (Trainer(root).engine.claim, lambda: oneshot.verify(root), lambda: oneshot.load(root)):
         with pytest.raises(CorruptError) as caught:
             action()  # type: ignore[operator]

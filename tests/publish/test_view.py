@@ -367,9 +367,24 @@ def test_a_dead_settlement_above_does_not_make_up_for_one_that_cannot_be_read(wo
         world.open(dying)
     world.plain().create(layout.settlement(3), encode(Settlement("", 3, 0, 0, dead=True)))
     spoil(world, layout.settlement(2))
+    spoil(world, layout.events(2), 20)
     with pytest.raises(CorruptError) as caught:
         world.view()
     assert caught.value.facts["name"] == layout.settlement(2)
+
+
+def test_a_settlement_that_cannot_be_read_before_its_first_save_is_read_from_the_event_of_its_claim(world: World) -> None:
+    a = world.open()  # rule 3a
+    a.save(1)
+    world.open()
+    settled = world.view().terms.settlements[2]
+    spoil(world, layout.settlement(2))
+    assert world.view().terms.settlements[2] == settled
+    assert world.view().terms.unreadable == {2}
+    with pytest.raises(ConflictError):
+        a.save(2)
+    assert world.open().save(3).number == 3, "generation 2 of the fenced writer is void, and its number taken"
+    reset(world.plain(), world.clock(), WHO)
 
 
 def test_a_settlement_that_nothing_repeats_is_damage_that_is_said(world: World) -> None:  # rule 3a
@@ -377,6 +392,7 @@ def test_a_settlement_that_nothing_repeats_is_damage_that_is_said(world: World) 
     a.save(1)
     world.open()
     spoil(world, layout.settlement(2))
+    spoil(world, layout.events(2), 20)
     for look in (world.view, world.open, lambda: reset(world.plain(), world.clock(), WHO)):
         with pytest.raises(CorruptError) as caught:
             look()

@@ -15,6 +15,7 @@ from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.hints import newest_named
 from milepost.publish.manifest import decode, decode_run, decode_summary
+from milepost.publish.settlements import lost_settlement, repeated_settlement
 from milepost.records import Fence, Pin, QuarantineMark, Reset, Settlement, Summary
 from milepost.store.base import Store
 
@@ -289,7 +290,7 @@ def read_manifests(store: Store, names: Iterable[str]) -> Listing:
 
 
 def read_terms(store: Store, listing: Listing) -> Terms:
-    """List and read ``terms/``. A settlement that cannot be read is read from a manifest of its term (rule 3a).
+    """List and read ``terms/``. A settlement that cannot be read is read from where it is repeated (rule 3a).
 
     Raises `CorruptError` (kind ``damaged-settlement``) if none repeats it and no higher term has settled since.
     """
@@ -307,11 +308,11 @@ def read_terms(store: Store, listing: Listing) -> Terms:
             else:
                 settlements[settled] = settlement
     for term in sorted(unreadable, reverse=True):
-        repeated = _settlement_from_manifest(term, listing)
+        repeated = repeated_settlement(store, term, listing.summaries.values())
         if repeated is not None:
             settlements[term] = repeated
         elif not any(higher > term and not other.dead for higher, other in settlements.items()):
-            raise _lost_settlement(store, term)
+            raise lost_settlement(store, term)
         # Else a higher term settled while this one could be read: what it made void is above that term's head, or is
         # kept by nothing that counts. Retired terms have no manifests: one rotten old record must not block a run for ever.
     return Terms(fences, settlements, frozenset(unreadable))
@@ -322,23 +323,6 @@ def _read_or_none(store: Store, name: str, kind: type[T]) -> T | None:
         return decode(store.read(name), kind, name)
     except CorruptError:
         return None
-
-
-def _settlement_from_manifest(term: int, listing: Listing) -> Settlement | None:
-    for summary in listing.summaries.values():
-        if summary.term == term:
-            return Settlement(summary.run_id, term, summary.term_head, summary.term_next, summary.term_unsure)
-    return None
-
-
-def _lost_settlement(store: Store, term: int) -> CorruptError:
-    return CorruptError(
-        "a settlement cannot be read, and no manifest of its term repeats it; which generations count is unknown",
-        kind="damaged-settlement",
-        hint=f"restore it from a copy, or write it anew from {layout.events(term)}: docs/FORMAT.md, checking by hand",
-        root=store.url,
-        name=layout.settlement(term),
-    )
 
 
 def read_pins(store: Store, run_id: str) -> dict[int, Pin]:
