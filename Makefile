@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check exactness
+.PHONY: help setup demo test test-all chaos check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,7 +26,19 @@ demo: setup  ## Kill real training runs again and again; show that they end bit 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest
 
-test-all: test  ## Run every test there is (today the same; heavy stacks get their tests here)
+test-all: test chaos  ## Run every test there is, also those that install tools of their own
+
+chaos: setup .venvs/chaos/.ready  ## Let ckpt-chaos, which knows nothing of milepost, kill a trainer at each of its file operations
+	rm -rf .chaos
+	.venvs/chaos/bin/ckpt-chaos run --work .chaos --modes before,torn,term,unsynced --max-points 1000 --jobs 2 \
+	    --checkpoint-glob '{out}/run/generations/*.json' --ckpt-ignore-size --step-regex 'resumed from step (\d+)' \
+	    --result-file '{out}/final.txt' --fail-on HARD_FAIL,SILENT_DIVERGENCE,CONTROL_FAIL,LOST_WORK \
+	    -- $(BIN)/python tests/chaos/train.py --out '{out}'
+
+.venvs/chaos/.ready: constraints.txt
+	$(PYTHON) -m venv .venvs/chaos
+	.venvs/chaos/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ckpt-chaos
+	touch $@
 
 exactness: setup  ## Run only the tests of the promise: a killed and resumed run ends with the same bits
 	$(BIN)/python -m pytest tests/adapters/test_sb3_exact.py
