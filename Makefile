@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos check exactness
+.PHONY: help setup demo test test-all chaos fuzz check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -38,6 +38,16 @@ chaos: setup .venvs/chaos/.ready  ## Let ckpt-chaos, which knows nothing of mile
 .venvs/chaos/.ready: constraints.txt
 	$(PYTHON) -m venv .venvs/chaos
 	.venvs/chaos/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ckpt-chaos
+	touch $@
+
+FUZZ_SECONDS ?= 60
+
+fuzz: .venvs/fuzz/.ready  ## Feed every reader of files with what a fuzzer makes of them, FUZZ_SECONDS (60) each
+	for target in record tree names holder blob root; do .venvs/fuzz/bin/python fuzz/run.py $$target $(FUZZ_SECONDS) || exit 1; done
+
+.venvs/fuzz/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venvs/fuzz
+	.venvs/fuzz/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	touch $@
 
 exactness: setup  ## Run only the tests of the promise: a killed and resumed run ends with the same bits

@@ -20,11 +20,35 @@ holds the values; ``hint`` names the next command or call. The message is lower 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from milepost.records import Difference
+
+
+_USERINFO = re.compile(r"(?<=://)[^/\s@'\"`]+@")
+
+
+def plain(value: object) -> str:
+    r"""Return ``value`` as text that cannot steer a terminal nor begin a line of its own.
+
+    Names of metrics, paths and hosts come from files that anybody may have written: an escape sequence in one would
+    rewrite what the terminal shows, a newline would forge a line of the log, a bidi override would turn a name around.
+
+    >>> plain("return\x1b[2J")
+    'return\\x1b[2J'
+    """
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class MilepostError(Exception):
@@ -40,9 +64,12 @@ class MilepostError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        values = " ".join(f"{name}=`{value}`" for name, value in self.facts.items() if value is not None)
-        text = f"{self.message}: {values}" if values else self.message
-        return f"{text}\nhint: {self.hint}" if self.hint else text
+        values = " ".join(f"{name}=`{plain(value)}`" for name, value in self.facts.items() if value is not None)
+        message = "\n".join(map(plain, self.message.split("\n")))
+        text = f"{message}: {values}" if values else message
+        hint = plain(self.hint)
+        # This is what ends up in logs, and a run root may be a URL with a password.
+        return _USERINFO.sub("***@", f"{text}\nhint: {hint}" if hint else text)
 
 
 class UsageError(MilepostError, ValueError):
@@ -84,7 +111,7 @@ class MismatchError(MilepostError):
         self.differences = tuple(differences)
 
     def __str__(self) -> str:
-        lines = "".join(f"\n  {difference}" for difference in self.differences)
+        lines = "".join(f"\n  {plain(difference)}" for difference in self.differences)
         head, _, hint = super().__str__().partition("\nhint: ")
         return f"{head}{lines}\nhint: {hint}" if hint else head + lines
 
@@ -105,16 +132,22 @@ class ConflictError(MilepostError):
 
 
 class StoreError(MilepostError, OSError):
-    """Report a failed disk or network operation. It never means damage."""
+    """Report a failed disk or network operation. It never means damage.
 
-    def __init__(self, message: str, *, kind: str, retryable: bool, hint: str = "", **facts: object) -> None:
+    ``undone`` is true where it is certain that nothing was done; else it may have been, or may still be.
+    """
+
+    def __init__(
+        self, message: str, *, kind: str, retryable: bool, hint: str = "", undone: bool = False, **facts: object
+    ) -> None:
         super().__init__(message, kind=kind, hint=hint, **facts)
         self.retryable = retryable
+        self.undone = undone
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
-        """Return 16 for a full disk or an exhausted quota, 12 for missing permission, else 1."""
-        return {"disk-full": 16, "quota": 16, "permission": 12}.get(self.kind, 1)
+        """Return 16 for a full disk or an exhausted quota, 12 where nobody may write or not this user, else 1."""
+        return {"disk-full": 16, "quota": 16, "permission": 12, "read-only": 12}.get(self.kind, 1)
 
 
 class SaveFailed(MilepostError):

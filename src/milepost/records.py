@@ -1,4 +1,4 @@
-"""Hold the frozen data every layer passes on. No behaviour but printing; no imports but the standard library.
+"""Hold the frozen data every layer passes on. No behaviour but printing; no imports but the standard library and `plain`.
 
 Records that are stored are JSON objects with these very field names; docs/FORMAT.md explains them. Numbers that JSON
 would bend (floats, integers beyond 64 bits) are stored as text, see `Metric` and the tree nodes of ``state/tree.py``.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+from milepost.errors import plain
 
 FORMAT_VERSION = 1
 """The version of the bytes on disk. It moves only with a decision record."""
@@ -55,7 +57,7 @@ class LeafRecord:
     start: int
     stop: int
     digest: str
-    """XXH3-128 of the leaf's bytes, 32 hexadecimal digits."""
+    """XXH3-128 of the leaf's bytes, 32 hexadecimal digits; ``sha256:`` and 64 of them in a signed run."""
 
     @property
     def spec(self) -> LeafSpec:
@@ -75,7 +77,7 @@ class BlobRecord:
     name: str
     size_bytes: int
     digest: str
-    """XXH3-128 of the whole file, 32 hexadecimal digits."""
+    """XXH3-128 of the whole file, 32 hexadecimal digits; ``sha256:`` and 64 of them in a signed run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +294,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """Say when each blob was last read and found as it was written: ``scrub.json``. A hint: lost, they are read again."""
+
+    run_id: str
+    checked_ns: dict[str, int]
+    """By the blob's name, nanoseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """Name one place where saved and live state do not fit."""
 
@@ -302,7 +313,7 @@ class Difference:
     """``missing``, ``unexpected``, ``shape``, ``dtype``, ``type``, ``version``, ``env`` ...: see `milepost.engine.mismatch`."""
 
     def __str__(self) -> str:
-        return f"{self.path}: saved {self.saved}, here {self.live}"
+        return plain(f"{self.path}: saved {self.saved}, here {self.live}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +334,11 @@ class Restored:
     """Newer generations that were passed over, and why."""
     fault: FaultKind = "none"
     """What kind of fault this start came after, see `milepost.lifecycle.faults`."""
+
+    @property
+    def counted(self) -> bool:
+        """Return whether the counters came back, too: then the loop goes on from ``step``."""
+        return any(name.rpartition("/")[2] == "counters" for name in self.components)
 
     @property
     def exact(self) -> bool:

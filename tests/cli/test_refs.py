@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from milepost.cli.main import main
 from milepost.cli.refs import resolve
 from milepost.errors import NotFoundError, UsageError
 from milepost.publish.view import read
 from tests.cli.runs import Run, measured
+from tests.engine.training import snapshot, without_git
 
 
 def number(run: Run, ref: str) -> int:
@@ -129,3 +133,30 @@ class TestWhatNoLongerCounts:
         with pytest.raises(NotFoundError) as caught:
             number(later, "7")
         assert str(caught.value.facts["because"]).startswith("it is void")
+
+
+class TestEveryVerb:
+    @pytest.mark.parametrize("verb", ["show", "verify", "diff", "pin", "unpin", "rollback", "drop"])
+    def test_a_ref_that_names_nothing_is_one_clear_error_and_changes_nothing(self, tmp_path: Path, verb: str) -> None:
+        run = Run(tmp_path).saves([1000, 2000, 3000])
+        before = snapshot(run.store)
+        bad = {"nonsense": 2, "latest~x": 2, "@": 2, "best": 2, "best:nothing": 10, "latest~7": 10, "@1500": 10}
+        for ref, code in bad.items():
+            result = CliRunner().invoke(main, [verb, str(run.root), ref], prog_name="milepost")
+            assert (result.exit_code, result.stdout) == (code, ""), ref
+            first, *_, last = result.stderr.splitlines()
+            assert first.startswith("error: ")
+            assert last.startswith("hint: ")
+        assert snapshot(run.store) == before
+
+    @pytest.mark.parametrize("verb", ["show", "verify", "diff", "pin", "unpin", "rollback"])
+    def test_every_form_means_the_same_to_every_verb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        without_git(monkeypatch)
+        run = Run(tmp_path / "0")
+        for step, value in ((1000, 9.0), (2000, 5.0), (3000, 7.0)):
+            run.save(step, **measured(value, step))
+        for ref in ("latest~2", "best", "best:eval/return:max", "@1000", "g000001", "1"):
+            root = Path(shutil.copytree(run.root, tmp_path / ref.replace("/", "-")))
+            result = CliRunner().invoke(main, [verb, str(root), ref], prog_name="milepost")
+            assert result.exit_code == 0, result.output
+            assert "g000001" in result.stdout

@@ -63,33 +63,56 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_at_a_terminal_rewrites_one_line_and_leaves_none_behind() -> None:
-    clock, terminal = FakeClock(), Terminal()
-    progress = Progress("verify", 100, clock, terminal)
-    for _ in range(10):
+def advance_to(progress: Progress, clock: FakeClock, part: int) -> None:
+    for _ in range(part):
         clock.advance(seconds=0.2)
         progress.advance(10)
-    progress.done()
+
+
+def test_progress_at_a_terminal_rewrites_one_line_and_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    clock, terminal = FakeClock(), Terminal()
+    with Progress("verify", 100, clock, terminal) as progress:
+        advance_to(progress, clock, 10)
     shown = terminal.getvalue().split("\r")
     assert "\n" not in terminal.getvalue()
-    assert "verify  [##########----------]  50%  50 B  50 B/s  eta 1s" in [line.rstrip() for line in shown]
+    assert "verify  50%  50 B  50 B/s  eta 1s  [##########----------]" in [line.rstrip() for line in shown]
     assert shown[-1] == ""
     assert shown[-2].strip() == ""
 
 
-def test_progress_in_a_log_is_one_line_in_ten_seconds() -> None:
-    clock, log = FakeClock(), io.StringIO()
-    progress = Progress("verify", 1000, clock, log)
-    for _ in range(100):
-        clock.advance(seconds=0.25)
-        progress.advance(10)
-    progress.done()
-    assert len(log.getvalue().splitlines()) == 2
+@pytest.mark.parametrize("columns", [10, 20, 30])
+def test_progress_at_a_narrow_terminal_never_wraps(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    clock, terminal = FakeClock(), Terminal()
+    with Progress("verify", 100, clock, terminal) as progress:
+        advance_to(progress, clock, 5)
+    shown = terminal.getvalue().split("\r")
+    assert max(map(len, shown)) == columns - 1
+    assert shown[5].startswith("verify  5")
+
+
+def test_progress_leaves_nothing_behind_at_a_ctrl_c() -> None:
+    clock, terminal = FakeClock(), Terminal()
+    try:
+        with Progress("verify", 100, clock, terminal) as progress:
+            advance_to(progress, clock, 3)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        *_, shown, blank, end = terminal.getvalue().split("\r")
+    assert (len(blank), blank.strip(), end) == (len(shown), "", "")
+
+
+@pytest.mark.parametrize(("stream", "quiet"), [(io.StringIO(), False), (Terminal(), True)])
+def test_progress_says_nothing_in_a_pipe_and_beside_a_json_document(stream: io.StringIO, quiet: bool) -> None:
+    clock = FakeClock()
+    with Progress("verify", 100, clock, stream, quiet=quiet) as progress:
+        advance_to(progress, clock, 10)
+    assert stream.getvalue() == ""
 
 
 def test_a_short_check_shows_no_progress_at_all() -> None:
     terminal = Terminal()
-    progress = Progress("verify", 100, FakeClock(), terminal)
-    progress.advance(100)
-    progress.done()
+    with Progress("verify", 100, FakeClock(), terminal) as progress:
+        progress.advance(100)
     assert terminal.getvalue() == ""

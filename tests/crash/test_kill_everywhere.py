@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from milepost.clock import SystemClock
 from milepost.engine import oneshot, relief
+from milepost.engine.collecting import collect
 from milepost.errors import ConflictError, NotFoundError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout, pins
@@ -254,6 +256,31 @@ def test_a_kill_anywhere_in_a_reset_leaves_the_run_whole_in_one_place_and_the_ne
         if not killed:
             break
     assert seen == {False, True}
+
+
+def gc(scene: Scene, posix: Posix = Posix()) -> None:  # noqa: B008 - it has no state
+    collect(local(scene.root, posix), SystemClock(), Keep(last=1))
+
+
+def test_a_kill_anywhere_in_a_gc_leaves_what_it_keeps_and_the_next_one_finishes_it(place: Path) -> None:
+    def pinned_litter(scene: Scene) -> None:
+        litter_of_killed_saves(scene)
+        pins.pin(local(scene.root), 3)
+        train(scene, Posix(), (5, 6), keep=Keep(last=2))
+
+    for number, scene in every_scene(place, pinned_litter):
+        killed = was_killed(scene, number, gc)
+        check_what_was_acknowledged(scene)
+        gc(scene)
+        check_nothing_is_left_over(scene.root)
+        steps = {number: summary.step for number, summary in read(local(scene.root)).live.items()}
+        assert sorted(steps.values()) == [3, 6], "the pinned one and the newest"
+        for kept, step in steps.items():
+            assert bits(oneshot.load(local(scene.root), which=kept)) == bits(state_at(step))
+        check_the_next_start(scene)
+        if not killed:
+            break
+    assert number > 30
 
 
 def torn_head(scene: Scene) -> None:

@@ -144,9 +144,7 @@ def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_e
     assert set(read(local(root)).live) == set(live)
 
 
-def test_the_newest_settlement_before_its_first_generation_is_what_a_run_cannot_do_without(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_newest_settlement_before_its_first_generation_is_what_a_run_cannot_do_without(run: Path, tmp_path: Path) -> None:
     # Which generations a claim voided is written nowhere else, but in its event, until it has saved (rule 3a).
     root = copy_of(run, tmp_path / "run")
     with Trainer(root).engine as engine:

@@ -63,7 +63,10 @@ def test_a_truncated_file_is_named_and_a_resume_goes_on_from_what_is_whole(run: 
         report = oneshot.verify(root)
         # An empty lock names nobody, an empty log says nothing, and a shorter ballast is one all the same.
         harmless = file == "ballast" or (not kept and (file == "writer.lock" or file.startswith("events/")))
-        assert {problem.name for problem in report.problems} == (set() if harmless else {file})
+        named = {problem.name for problem in (*report.problems, *report.torn)}
+        assert named == (set() if harmless else {file})
+        # A power cut may do the same to what is never synced, and an operator is not to look for a bad disk then.
+        assert report.ok == (harmless or file in ("LATEST", "writer.lock") or file.startswith("events/"))
         assert take_up(root)[0] == newest_without(run, file), file
 
 

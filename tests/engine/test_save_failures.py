@@ -300,11 +300,11 @@ def test_where_nothing_may_go_the_error_says_what_was_needed_and_what_there_is(d
         with pytest.raises(SaveFailed) as caught:
             loop.save(2)
         assert caught.value.kind == "disk-full"
-        assert "Keep(last=1)" in caught.value.hint
+        assert "bytes more" in caught.value.hint
         cause = caught.value.__cause__
         assert isinstance(cause, StoreError)
         assert "training can go on" in cause.message
-        assert cause.facts["needed_bytes"] == BIG
+        assert BIG < int(str(cause.facts["needed_bytes"])) < BIG + 8_000, "the leaves and a manifest"
         assert 0 <= int(str(cause.facts["free_bytes"])) < BIG
         assert cause.facts["kept_generations"] == [1]
         for text in ("needed_bytes", "free_bytes", "disk is full"):

@@ -25,6 +25,7 @@ from milepost.lifecycle.triggers import every
 from milepost.lifecycle.verify import verify
 from milepost.publish import layout
 from milepost.publish.hints import read_latest, read_progress
+from milepost.publish.manifest import decode_manifest
 from milepost.publish.pins import pin, unpin
 from milepost.publish.view import read
 from milepost.records import Summary
@@ -32,7 +33,10 @@ from milepost.store.memory import MemoryStore
 from tests.lifecycle.test_retain import plain_selection
 from tests.publish.summaries import generation
 
-KEEPS = [Keep(last=1), Keep(last=3), Keep(last=2, best=1, by="score"), Keep(last=1, best=2, by="score", mode="min")]
+KEEPS = [
+    *(Keep(last=1), Keep(last=3), Keep(last=2, best=1, by="score"), Keep(last=1, best=2, by="score", mode="min")),
+    *(Keep(last=3, independent=2), Keep(last=2, independent=2)),
+]
 INTERVALS = [1, 7, 10]
 SCORES = st.sampled_from([0.0, 1.0, 1.0, 2.0, -3.0, math.nan, math.inf])
 NAN = math.nan
@@ -61,6 +65,8 @@ class Saved:
     content: Content
     blobs: frozenset[str]
     line: frozenset[int]
+    ends: dict[str, str] = field(default_factory=dict)
+    """By blob, the component whose bytes are its last: those that `Life.damage` hits."""
 
 
 @dataclass
@@ -73,6 +79,8 @@ class Process:
     interval: int
     ready: bool = False
     base: int = 0
+    shares: bool = True
+    """The base was verified whole: what did not change since is not written again."""
     resumed_from: int = 0
     last_step: int = 0
     looked_at: int | None = None
@@ -117,6 +125,16 @@ class Model:
     def is_sound(self, number: int) -> bool:
         return not self.saved[number].blobs & self.damaged
 
+    def hits(self, number: int) -> set[str]:
+        """Return the components of a generation which are damaged."""
+        return {component for blob, component in self.saved[number].ends.items() if blob in self.damaged}
+
+    def choose(self, wanted: list[int]) -> tuple[int, bool] | None:
+        """Return what a resume takes, and whether that is whole: never one that is not where one is."""
+        whole = [number for number in wanted if self.is_sound(number)]
+        partly = [number for number in wanted if self.hits(number) <= {"replay"}]
+        return (whole[0], True) if whole else (partly[0], False) if partly else None
+
     def claimed(self) -> None:
         """Sweep, and settle on the head and the next number."""
         self.settled_next = self.next = max([self.settled_next, *(number + 1 for number in self.files)])
@@ -130,11 +148,18 @@ class Model:
         return self.next
 
     def published(
-        self, keep: Keep | None, summary: Summary, content: Content, blobs: frozenset[str], base: int, resumed_from: int
+        self,
+        keep: Keep | None,
+        summary: Summary,
+        content: Content,
+        blobs: frozenset[str],
+        base: int,
+        resumed_from: int,
+        ends: dict[str, str],
     ) -> None:
         number = summary.number
         line = frozenset({number, *({base} | self.saved[base].line if base else ())})
-        self.saved[number] = Saved(summary, content, blobs, line)
+        self.saved[number] = Saved(summary, content, blobs, line, ends)
         candidates = {n: self.saved[n].summary for n in self.kept | {number}}
         self.kept = set(candidates) if keep is None else plain_selection(keep, candidates, self.pinned | {resumed_from})
         self.head, self.next = number, number + 1
@@ -280,17 +305,39 @@ class Life(RuleBasedStateMachine):
             rollback_to=None if process.base == model.head else process.base,
             metrics=None if process.pending is None else {"score": process.pending},
             line=self.line_of(process.base),
+            blobs=[blob.name for blob in head.blobs],
         )
         assert (head.healthy, head.rollback_to) == (summary.healthy, summary.rollback_to)
         assert head.metrics.keys() == summary.metrics.keys()
-        if process.base and model.saved[process.base].content.fixed == content.fixed:
+        if not process.shares:
+            known = {blob for saved in model.saved.values() for blob in saved.blobs}
+            assert known.isdisjoint(blob.name for blob in head.blobs), "something is shared with what is damaged"
+        elif process.base and model.saved[process.base].content.fixed == content.fixed and process.keep.independent == 1:
             assert frozenset(b.name for b in head.blobs) & model.saved[process.base].blobs, (
                 "what did not change was written again"
             )
         blobs = frozenset(b.name for b in head.blobs)
-        model.published(process.keep, summary, content, blobs, process.base, process.resumed_from)
+        model.published(process.keep, summary, content, blobs, process.base, process.resumed_from, self.ends_of(number))
         assert set(head.line) == model.line
+        self.check_enough_are_independent(process.keep)
+        process.shares = True
         process.base, process.last_step, process.pending, process.new_best = number, content.step, None, False
+
+    def ends_of(self, number: int) -> dict[str, str]:
+        manifest = decode_manifest(self.store.read(layout.manifest(number)), "")
+        return {
+            manifest.blobs[leaf.blob].name: component.name
+            for component in manifest.components
+            for leaf in component.leaves
+            if leaf.stop == manifest.blobs[leaf.blob].size_bytes
+        }
+
+    def check_enough_are_independent(self, keep: Keep) -> None:
+        model = self.model
+        healthy = [number for number in model.line if model.saved[number].summary.healthy]
+        pairs = [(a, b) for a in healthy for b in healthy if a < b]
+        if keep.independent == 2 and model.head in healthy and pairs:
+            assert any(model.saved[a].blobs.isdisjoint(model.saved[b].blobs) for a, b in pairs)
 
     # --- going back -----------------------------------------------------------------------------------------------------
 
@@ -319,7 +366,7 @@ class Life(RuleBasedStateMachine):
         process.looked_at = model.head
         if which == "never" or (isinstance(which, str) and not model.kept):
             assert process.engine.resume(which) is None
-            process.base, process.last_step, process.ready = 0, 0, True
+            process.base, process.last_step, process.ready, process.shares = 0, 0, True, True
             self.begin_metrics(process)
             return
         if which == "best" and not process.keep.by:
@@ -331,15 +378,22 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(NotFoundError):
                 process.engine.resume(which)
             return
-        sound = [number for number in wanted if model.is_sound(number)]
-        if not sound:
+        chosen = model.choose(wanted)
+        if chosen is None:
             with pytest.raises(CorruptError, match="none that may be loaded"):
                 process.engine.resume(which)
             return
+        (number, whole), before = chosen, process.content()
+        saved = model.saved[number].content
         restored = process.engine.resume(which)
         assert restored is not None
-        assert (restored.generation, process.content()) == (sound[0], model.saved[sound[0]].content)
-        process.base = process.resumed_from = sound[0]
+        left = "replay" in model.hits(number)
+        assert restored.exact == whole
+        assert ("replay" in restored.components) == (not left)
+        expected = Content(saved.step, saved.w, before.fixed if left else saved.fixed)
+        assert (restored.generation, process.content()) == (number, expected)
+        process.base = process.resumed_from = number
+        process.shares = whole
         process.last_step, process.ready = restored.step, True
         process.pending, process.new_best = None, False
         self.begin_metrics(process)
@@ -350,15 +404,16 @@ class Life(RuleBasedStateMachine):
         """Go on from the newest sound generation with the state as it is."""
         process, model = self.running(), self.model
         process.looked_at = model.head
-        sound = [number for number in model.candidates("latest", process.keep) if model.is_sound(number)]
-        if model.kept and not sound:
+        chosen = model.choose(model.candidates("latest", process.keep))
+        if model.kept and chosen is None:
             with pytest.raises(CorruptError, match="none that may be loaded"):
                 process.engine.adopt()
             return
         before = process.content()
         adopted = process.engine.adopt()
         assert process.content() == before
-        assert (adopted.number if adopted else 0) == (sound[0] if sound else 0)
+        assert (adopted.number if adopted else 0) == (chosen[0] if chosen else 0)
+        process.shares = chosen is None or chosen[1]
         process.base, process.last_step, process.ready = (adopted.number, adopted.step, True) if adopted else (0, 0, True)
         process.resumed_from = process.base or process.resumed_from
         self.begin_metrics(process)
@@ -395,8 +450,10 @@ class Life(RuleBasedStateMachine):
         old = model.saved[to]
         metrics = {name: metric.number for name, metric in old.summary.metrics.items()}
         healthy, line = old.summary.healthy, self.line_of(to)
-        summary = generation(number, term=model.term, healthy=healthy, rollback_to=to, metrics=metrics, line=line)
-        model.published(None, summary, old.content, old.blobs, to, 0)
+        summary = generation(
+            number, term=model.term, healthy=healthy, rollback_to=to, metrics=metrics, line=line, blobs=old.blobs
+        )
+        model.published(None, summary, old.content, old.blobs, to, 0, old.ends)
         self.start_with(process.keep, process.interval)
 
     # --- from outside ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,19 @@ MAX_FUNCTION_LINES = 60
 # Written in pieces, so that this file does not name what it forbids.
 ROOTS_OF_ONE_MACHINE = ("wor" + "k", "roo" + "t", "opt/whe" + "els", "opt/py" + "pi")
 ONE_MACHINE = re.compile(rf"(?<![\w.}}\])>~-])/(?:{'|'.join(ROOTS_OF_ONE_MACHINE)})(?:/|\b)")
-NOT_OURS = {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".import_linter_cache"}
+NOT_OURS = {
+    ".git",
+    ".venv",
+    ".venvs",
+    ".chaos",
+    ".fuzz",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+    ".import_linter_cache",
+}
 
 
 def name_of(path: Path) -> str:

@@ -141,6 +141,41 @@ KEPT = {
         (),
         {1, 4},
     ),
+    "the newest complete one that the newest goes back to, beside a newer one that was left behind": (
+        Keep(last=1),
+        run(
+            generation(1),
+            generation(2, line=[1]),
+            generation(3, rollback_to=1, line=[1], complete=False),
+            generation(4, line=[1, 3], complete=False),
+        ),
+        (),
+        {1, 2, 4},
+    ),
+    "what shares no file with the newest, where all newer ones share one": (
+        Keep(last=2, independent=2),
+        run(generation(1, blobs="a"), generation(2, blobs="b"), generation(3, blobs="bc"), generation(4, blobs="bd")),
+        (),
+        {1, 3, 4},
+    ),
+    "no more than that, where two of the newest share none": (
+        Keep(last=3, independent=2),
+        run(generation(1, blobs="a"), generation(2, blobs="b"), generation(3, blobs="bc"), generation(4, blobs="d")),
+        (),
+        {2, 3, 4},
+    ),
+    "no sick or hurried one for it": (
+        Keep(last=2, independent=2),
+        run(
+            generation(1, blobs="a"),
+            generation(2, blobs="b", healthy=False),
+            generation(3, blobs="c", complete=False),
+            generation(4, blobs="d"),
+            generation(5, blobs="d"),
+        ),
+        (),
+        {1, 4, 5},
+    ),
     "nothing": (Keep(), {}, (1,), set()),
 }
 
@@ -152,7 +187,11 @@ def test_kept_are(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"last": 0}, {"last": -1}, {"best": -1}, {"best": 1}, {"best": 1, "by": ""}, {"mode": "most", "by": "x"}]
+    "setting",
+    [
+        *({"last": 0}, {"last": -1}, {"best": -1}, {"best": 1}, {"best": 1, "by": ""}, {"mode": "most", "by": "x"}),
+        *({"independent": 0}, {"independent": -1}, {"last": 1, "independent": 2}, {"independent": 6}),
+    ],
 )
 def test_a_setting_that_cannot_work_is_refused(setting: dict[str, object]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -177,12 +216,16 @@ def histories(draw: st.DrawFn) -> dict[int, Summary]:
             trim_of=draw(st.sampled_from([None, None, number - 1])),
             rollback_to=draw(st.sampled_from([None, None, None, 0, 1])),
             metrics=None if value is None else {"score": value},
+            blobs=draw(st.sets(st.sampled_from("abcdef"), min_size=1, max_size=2)),
             line=draw(st.sets(st.sampled_from(sorted(live)), max_size=8)) if live else (),
         )
     return live
 
 
-keeps = st.builds(Keep, last=st.integers(1, 4), best=st.integers(0, 3), by=st.just("score"), mode=st.sampled_from(["max", "min"]))
+bests = {"best": st.integers(0, 3), "by": st.just("score"), "mode": st.sampled_from(["max", "min"])}
+keeps = st.integers(1, 4).flatmap(
+    lambda last: st.builds(Keep, last=st.just(last), independent=st.integers(1, min(last, 3)), **bests)  # type: ignore[arg-type]
+)
 
 
 def plain_selection(keep: Keep, live: dict[int, Summary], protected: set[int]) -> set[int]:
@@ -209,12 +252,27 @@ def plain_selection(keep: Keep, live: dict[int, Summary], protected: set[int]) -
     for good in (
         [n for n in counted if live[n].healthy],
         [n for n in counted if live[n].healthy and live[n].complete],
+        [n for n in counted if n in line and live[n].healthy],
+        [n for n in counted if n in line and live[n].healthy and live[n].complete],
     ):
         kept |= set(good[-1:])
     fresh = [n for n in counted if live[n].rollback_to is not None]
     if fresh and len([n for n in counted if n >= fresh[-1]]) < 2:
         kept |= {n for n in counted if n < fresh[-1]}
-    return kept | (protected & set(live))
+    kept |= protected & set(live)
+    good = [n for n in reversed(counted) if n in line and live[n].healthy and live[n].complete]
+    if len(apart(live, [n for n in good if n in kept])) < keep.independent > 1:
+        kept |= set(apart(live, good)[: keep.independent])
+    return kept
+
+
+def apart(live: dict[int, Summary], numbers: list[int]) -> list[int]:
+    """Return those that share no blob, each taken if it shares none with those before it."""
+    found: list[int] = []
+    for n in numbers:
+        if not any({blob.name for blob in live[n].blobs} & {blob.name for blob in live[m].blobs} for m in found):
+            found.append(n)
+    return found
 
 
 @given(keeps, histories(), st.sets(st.integers(1, 12), max_size=3))

@@ -206,7 +206,7 @@ RUNS = {
     # rule 26: whose root it is, by its settlements in the order of their terms; None where milepost.json alone says it
     "nobody has settled": ([], None),
     "one run": ([Settlement(RUN_ID, 1, 0, 1)], RUN_ID),
-    "a new one since a reset": ([Settlement(RUN_ID, 1, 0, 1), Settlement(OTHER, 2, 0, 3, 0, SET_ASIDE)], OTHER),
+    "a new one since a reset": ([Settlement(RUN_ID, 1, 0, 1), Settlement(OTHER, 3, 0, 4, 0, SET_ASIDE)], OTHER),
     "a claimer that died after the reset says nothing": (
         [Settlement(OTHER, 2, 0, 3), Settlement("", 3, 0, 0, dead=True)],
         OTHER,

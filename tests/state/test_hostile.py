@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milepost.errors import CorruptError, MilepostError, UsageError
+from milepost.envs.plain import Refiller
+from milepost.errors import CorruptError, MilepostError, MismatchError, UsageError
 from milepost.records import LeafRecord
 from milepost.state.compare import compare
-from milepost.state.inflate import inflate, skeleton
+from milepost.state.dtypes import dtype_named
+from milepost.state.inflate import check_tree, inflate, skeleton
 from milepost.state.restore import restore
+from milepost.state.rng import Rng, numpy_state
 from milepost.state.scalars import DECODE
 from milepost.state.tree import MOST_LEVELS
 from tests.state.trees import Stored, trees
@@ -159,3 +163,131 @@ def test_a_kind_that_nobody_registered_names_what_to_import() -> None:
         inflate(["array", 0], [record], Stored(np.zeros(1)))
     assert caught.value.kind == "unknown-kind"
     assert caught.value.facts["path"] == "policy/w"
+
+
+def generator_node(generator: np.random.Generator, change: Any) -> Any:
+    """Return the node of a generator's state after a change."""
+    state = numpy_state(generator)
+    change(state)
+    stored = Stored(state)
+    return ["object", "numpy.Generator", stored.node], stored
+
+
+POSITIONS = [
+    (np.random.MT19937, lambda state: state["state"].update(pos=625)),
+    (np.random.MT19937, lambda state: state["state"].update(pos=-1)),
+    (np.random.MT19937, lambda state: state["state"].update(pos=10**6)),
+    (np.random.MT19937, lambda state: state["state"].update(pos=1.5)),
+    (np.random.Philox, lambda state: state.update(buffer_pos=-100)),
+    (np.random.Philox, lambda state: state.update(buffer_pos=5)),
+    (np.random.PCG64, lambda state: state["seeds"].update(pool_size=1 << 40)),
+    (np.random.PCG64, lambda state: state["seeds"].update(entropy=1 << (1 << 20))),
+    (np.random.PCG64, lambda state: state["seeds"].update(entropy=[1] * 100_000)),
+    (np.random.PCG64, lambda state: state["seeds"].update(spawn_key=(1 << (1 << 20),))),
+    (np.random.PCG64, lambda state: state["seeds"].update(n_children_spawned=1 << 30)),
+    (np.random.PCG64, lambda state: state["seeds"].update(n_children_spawned=-1)),
+    (np.random.PCG64, lambda state: state["seeds"].update(more=1)),
+    (np.random.PCG64, lambda state: state.update(bit_generator="SystemRandom")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "change"), POSITIONS)
+def test_a_generator_that_would_read_beyond_its_numbers_or_seed_for_hours_is_damage(algorithm: Any, change: Any) -> None:
+    """NumPy takes any position and reads there at the next draw: memory of others, or none at all."""
+    for live in (None, np.random.Generator(algorithm(1))):
+        node, stored = generator_node(np.random.Generator(algorithm(1)), change)
+        with pytest.raises(CorruptError):
+            restore({"g": live}, ["dict", [["g", node]]], stored.leaves, stored, "x")
+
+
+def test_a_legacy_generator_and_the_global_one_refuse_a_planted_position() -> None:
+    state = dict(np.random.RandomState(1).get_state(legacy=False))
+    state["state"] = {**state["state"], "pos": 10**6}
+    stored = Stored(state)
+    with pytest.raises(CorruptError):
+        inflate(["object", "numpy.RandomState", stored.node], stored.leaves, stored)
+    before = np.random.get_state()[2]
+    whole = Rng().state_dict()
+    whole["process"]["numpy"] = state  # type: ignore[index]
+    with pytest.raises(CorruptError):
+        Rng().load_state_dict(whole)
+    assert np.random.get_state()[2] == before
+
+
+def test_a_sound_generator_comes_back_wherever_its_position_is() -> None:
+    for algorithm in (np.random.MT19937, np.random.Philox):
+        for draws in (0, 1, 3, 4, 623, 624, 625):
+            here = np.random.Generator(algorithm(7))
+            here.bit_generator.random_raw(draws)
+            stored = Stored(here)
+            there: Any = inflate(stored.node, stored.leaves, stored)
+            assert there.bit_generator.random_raw(9).tolist() == here.bit_generator.random_raw(9).tolist()
+
+
+@pytest.mark.parametrize("what", ["dict", "set", "frozenset"])
+def test_keys_chosen_to_have_one_hash_are_refused_before_they_take_the_square_of_their_number(what: str) -> None:
+    modulus = sys.hash_info.modulus
+    keys = [["int", hex(modulus * count)] for count in range(10_000, 30_000)]
+    node = [what, [[key, ["none"]] for key in keys] if what == "dict" else keys]
+    for read in (lambda: inflate(node, (), Stored(1)), lambda: check_tree(node, ())):
+        with pytest.raises(CorruptError):
+            read()
+    few: Any = inflate([what, node[1][:64]], (), Stored(1))
+    assert len(few) == 64
+
+
+def test_what_is_larger_than_the_memory_is_told_so_and_is_no_damage() -> None:
+    record = LeafRecord("replay/rows", "numpy", "uint8", (1 << 60,), 0, 0, 1 << 60, "")
+    with pytest.raises(UsageError) as caught:
+        inflate(["array", 0], [record], Stored(1))
+    assert (caught.value.kind, caught.value.facts["path"]) == ("too-large", "replay/rows")
+    with pytest.raises(UsageError) as raw:
+        inflate(["array", 0], [replace(record, kind="bytes")], Stored(1))
+    assert raw.value.kind == "too-large"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "object",
+        "O",
+        "|O",
+        "|V999999999999",
+        "<U99999999999",
+        "datetime64[999999999999D]",
+        'struct[4,[["a","object",[],0]]]',
+        'struct[4,[["a","O",[],0]]]',
+        "struct[9999999999,[]]",
+        'struct[4,[["a","int32",[4611686018427387904,4611686018427387904],0]]]',
+        'struct[4,[["a","int32",[2147483647,2147483647],0]]]',
+        "struct" + "[" * 50_000,
+        "struct[4,[" + ",".join(f'["{i}","int8",[],0]' for i in range(20_000)) + "]]",
+        "float32\x00",
+    ],
+)
+def test_a_dtype_that_is_no_plain_bytes_or_takes_all_memory_is_refused(name: str) -> None:
+    with pytest.raises(CorruptError):
+        dtype_named(name)
+
+
+def test_an_error_about_a_tree_can_always_be_told() -> None:
+    for node in (10**5000, ["int", 10**5000], [[10**5000]]):
+        with pytest.raises(CorruptError) as caught:
+            inflate(node, (), Stored(1))  # type: ignore[arg-type]
+        assert "damaged" in str(caught.value)
+
+
+def test_no_saved_attribute_takes_the_place_of_a_method() -> None:
+    class Owner:
+        def step(self) -> int:
+            return 1
+
+        @property
+        def spec(self) -> int:
+            return 2
+
+    for name in ("step", "spec", "__init__"):
+        owner = Owner()
+        with pytest.raises(MismatchError):
+            Refiller().attributes(owner, {name: [1]}, "env")
+        assert vars(owner) == {}

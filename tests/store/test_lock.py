@@ -29,11 +29,12 @@ import os, signal, sys
 from milepost.clock import SystemClock
 from milepost.store.local import LocalStore
 with LocalStore(sys.argv[1], SystemClock()).guard(wait_s=0.0, take_over=False):
+    # The child speaks for itself: before it has run at all, it cannot have let go of anything.
     if sys.argv[2] == "with-a-child":
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-    print(child if sys.argv[2] == "with-a-child" else 0, flush=True)
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
+    else:
+        print(0, flush=True)
     signal.pause()
 """
 

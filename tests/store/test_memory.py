@@ -6,6 +6,7 @@ import pytest
 
 from milepost.errors import StoreError
 from milepost.store.base import Store
+from milepost.store.lease import Lease
 from milepost.store.memory import MemoryStore
 from milepost.testing import StoreTests
 
@@ -22,6 +23,13 @@ class TestMemoryStore(StoreTests):
     def raw_write(self, store: Store, name: str, data: bytes) -> None:
         assert isinstance(store, MemoryStore)
         store._space.names[name] = data
+
+
+class TestLeasedMemoryStore(TestMemoryStore):
+    """Be the model of an object store: guarded by a record that is renewed."""
+
+    def make_store(self, tmp_path: Path) -> Store:
+        return MemoryStore(str(tmp_path), lease=Lease(ttl_s=60.0))
 
 
 def test_stores_without_a_name_are_private() -> None:

@@ -1,4 +1,4 @@
-"""Change what the next start begins from, and what stays: ``rollback``, ``reset``, ``drop``, ``pin``, ``unpin``."""
+"""Change what the next start begins from, and what stays: ``rollback``, ``reset``, ``drop``, ``sign``, ``pin``, ``unpin``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
+from milepost.cli.progress import progress
 from milepost.cli.refs import name_of, numbered, resolve
 from milepost.cli.text import plain
 from milepost.publish import pins
@@ -26,8 +27,10 @@ def rollback(root: str, ref: str, take_over: bool, as_json: bool) -> None:
     """
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
-    target = resolve(read(open_store(root)), ref, root)
-    made = oneshot.rollback(root, target.number, take_over=take_over)
+    store = open_store(root)
+    target = resolve(read(store), ref, root)
+    with progress("rollback", target.total_bytes, quiet=as_json) as shown:
+        made = oneshot.rollback(store, target.number, take_over=take_over, progress=shown.advance)
     if as_json:
         click.echo(document.encode("rollback", root, {"to": target.number, "generation": document.of_new(made)}))
         return
@@ -40,9 +43,10 @@ def reset(root: str, take_over: bool, as_json: bool) -> None:
     """Set the run aside, within its directory, so that the next start is a fresh one."""
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
-    record = oneshot.reset(root, take_over=take_over)
+    store = open_store(root)
+    record = oneshot.reset(store, take_over=take_over)
     if as_json:
-        fields = {"run_id": record.run_id, "new_run_id": read(open_store(root)).run_id, "moved_to": record.to}
+        fields = {"run_id": record.run_id, "new_run_id": read(store).run_id, "moved_to": record.to}
         click.echo(document.encode("reset", root, fields))
         return
     aside = plain(f"{root.rstrip('/')}/{record.to.rstrip('/')}")
@@ -50,14 +54,33 @@ def reset(root: str, take_over: bool, as_json: bool) -> None:
 
 
 @verb
-@click.argument("number", type=int)
+@click.argument("ref", metavar="NUMBER")
 @_take_over
-def drop(root: str, number: int, take_over: bool, as_json: bool) -> None:
+def drop(root: str, ref: str, take_over: bool, as_json: bool) -> None:
     """Give up a generation whose manifest cannot be read, so that what it held back can be deleted again."""
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
-    oneshot.drop(root, number, take_over=take_over)
+    store = open_store(root)
+    number = numbered(ref)
+    if number is None:
+        number = resolve(read(store), ref, root).number  # which can be read, and so is refused by the same words
+    oneshot.drop(store, number, take_over=take_over)
     _say("drop", root, number, f"{name_of(number)} is given up; the next start deletes what it alone had named", as_json)
+
+
+@verb
+@click.argument("to", type=click.Path(file_okay=False))
+def sign(root: str, to: str, as_json: bool) -> None:
+    """Copy the newest generation of a run that was saved without a key to a new run root, signed with one.
+
+    Train on from there. The old run stays as it is; from now on you vouch for what was copied.
+    """
+    from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
+
+    made = oneshot.sign(root, open_store(to))
+    text = f"{plain(to)} holds it, signed, as {name_of(made.number)} (step {made.step:,})"
+    fields = {"to": to, "generation": document.of_new(made)}
+    click.echo(document.encode("sign", root, fields) if as_json else text)
 
 
 @verb

@@ -13,7 +13,7 @@ from milepost.cli.standing import state_of, states_of, tags_of
 from milepost.cli.text import duration, number, plain, size, table
 from milepost.clock import SystemClock, utc_text
 from milepost.publish import layout
-from milepost.publish.manifest import decode_manifest
+from milepost.publish.manifest import decode_manifest, read_record
 from milepost.publish.view import View, read
 from milepost.records import Manifest, Summary
 
@@ -51,7 +51,7 @@ def show(root: str, ref: str, leaves: bool, env: bool, as_json: bool) -> None:
     view = read(store)
     chosen = resolve(view, ref, root).number
     name = layout.manifest(chosen)
-    manifest = decode_manifest(store.read(name), name)
+    manifest = decode_manifest(read_record(store, name), name)
     state, tags = state_of(view, chosen), tags_of(view).get(chosen, ())
     if as_json:
         one = document.of_generation(view, chosen, state, tags) | document.of_manifest(manifest, leaves=leaves)
@@ -84,6 +84,8 @@ def _remarks(view: View, root: str, shown: int, of: int) -> Iterator[str]:
     elif hidden and shown <= len(view.live) + len(view.unreadable):
         yield f"{hidden} more no longer count: milepost ls --all {plain(root)}"
     for n, mark in view.marks.items():
+        if n not in view.live:
+            continue
         yield f"{name_of(n)} is marked {mark.kind}: {plain(mark.reason)}"
     for n, why in view.unreadable.items():
         yield f"{name_of(n)} cannot be read: {plain(why)}"

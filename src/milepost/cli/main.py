@@ -10,9 +10,13 @@ import click
 
 import milepost
 from milepost.cli import failure
-from milepost.cli.change import drop, pin, reset, rollback, unpin
+from milepost.cli.change import drop, pin, reset, rollback, sign, unpin
 from milepost.cli.check import verify
+from milepost.cli.collect import gc
+from milepost.cli.compare import diff
+from milepost.cli.doctor import doctor
 from milepost.cli.look import ls, show
+from milepost.cli.scrub import scrub
 
 
 class Milepost(click.Group):
@@ -39,5 +43,5 @@ def main() -> None:
     """
 
 
-for command in (ls, show, verify, rollback, reset, drop, pin, unpin):
+for command in (ls, show, diff, verify, scrub, rollback, pin, unpin, gc, drop, reset, sign, doctor):
     main.add_command(command)

@@ -12,9 +12,10 @@ from milepost.records import Summary
 
 FORMS = "latest, latest~2, best, best:METRIC, best:METRIC:min, @STEP, g000042 or 42"
 
-_NUMBER = re.compile(r"g?0*(\d+)$")
-_BACK = re.compile(r"(.+)~(\d+)$")
-_STEP = re.compile(r"@([\d_,]+)$")
+_LONGEST = 200
+_NUMBER = re.compile(r"g?0*(\d{1,18})$")
+_BACK = re.compile(r"(.+)~(\d{1,18})$")
+_STEP = re.compile(r"@(\d[\d_,]{0,30})$")
 _BEST = re.compile(r"best(?::(.+?)(?::(min|max))?)?$")
 
 
@@ -38,7 +39,7 @@ def resolve(view: View, ref: str, root: str) -> Summary:
             hint=f"milepost ls --all {root} shows what lies there",
             root=root,
         )
-    back = _BACK.match(ref)
+    back = _BACK.match(ref) if len(ref) <= _LONGEST else None
     if back:
         return _go_back(view, resolve(view, back[1], root), int(back[2]), ref, root)
     if ref == "latest":

@@ -5,27 +5,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from milepost.errors import plain
+
+__all__ = ["duration", "number", "plain", "size", "table", "width"]
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def plain(value: object) -> str:
-    r"""Return ``value`` as text that cannot steer a terminal.
-
-    Names of metrics, paths and hosts come from files that anybody may have written: an escape sequence in one would
-    rewrite what the terminal shows, a newline would forge a row, a bidi override would turn a name around.
-
-    >>> plain("return\x1b[2J")
-    'return\\x1b[2J'
-    """
-    text = str(value)
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def width(text: str) -> int:
@@ -48,6 +32,15 @@ def size(count: int) -> str:
         amount /= 1024
     digits = 1 if unit != "B" and amount < 99.95 else 0
     return f"{amount:,.{digits}f} {unit}".replace(".0 ", " ")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "file"), counted(2000, "run")
+    ('1 file', '2,000 runs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

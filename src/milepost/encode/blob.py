@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from milepost.encode.digest import Buffer, Digest, xxh3
+from milepost.encode.digest import Buffer, Digest, digest_of
 from milepost.errors import InternalError
 
 _PIECE_BYTES = 8 << 20
@@ -68,9 +68,9 @@ class WrittenBlob:
 
     size_bytes: int
     digest: str
-    """XXH3-128 of the whole file."""
+    """That of the whole file."""
     leaf_digests: tuple[str, ...]
-    """XXH3-128 of each leaf, in the order of the items."""
+    """That of each leaf, in the order of the items."""
 
 
 class Sink(Protocol):
@@ -96,12 +96,15 @@ def layout(items: Sequence[Item], metadata: Mapping[str, str]) -> BlobLayout:
     return BlobLayout(header, tuple((base + start, base + stop) for start, stop in spans), order, base + stop)
 
 
-def write_blob(sink: Sink, plan: BlobLayout, views: Sequence[Buffer], known: Sequence[str | None] = ()) -> WrittenBlob:
+def write_blob(
+    sink: Sink, plan: BlobLayout, views: Sequence[Buffer], known: Sequence[str | None] = (), *, strong: bool = False
+) -> WrittenBlob:
     """Write the blob to ``sink`` in large pieces, digesting each leaf and the whole file on the way.
 
     ``views`` are the leaves' bytes in the order of the items. ``known`` may give digests already computed (None where not).
+    Digests are XXH3-128, or SHA-256 if ``strong``.
     """
-    out = _Pieces(sink)
+    out = _Pieces(sink, strong)
     out.append(plan.header)
     digests: list[str | None] = list(known) if known else [None] * len(views)
     for index in plan.order:
@@ -117,10 +120,11 @@ def write_blob(sink: Sink, plan: BlobLayout, views: Sequence[Buffer], known: Seq
 class _Pieces:
     """Gather small pieces and cut large ones, so that the sink sees calls of about one piece."""
 
-    __slots__ = ("_sink", "_small", "digest", "size_bytes")
+    __slots__ = ("_sink", "_small", "_strong", "digest", "size_bytes")
 
-    def __init__(self, sink: Sink) -> None:
-        self.digest = Digest()
+    def __init__(self, sink: Sink, strong: bool) -> None:
+        self.digest = Digest(strong=strong)
+        self._strong = strong
         self.size_bytes = 0
         self._sink = sink
         self._small = bytearray()
@@ -129,8 +133,8 @@ class _Pieces:
         """Write one leaf and return its digest. Piece by piece, while the bytes of a piece are in the cache."""
         if known is not None or len(data) <= _PIECE_BYTES:
             self.append(data)
-            return known if known is not None else xxh3(data)
-        leaf = Digest()
+            return known if known is not None else digest_of(data, strong=self._strong)
+        leaf = Digest(strong=self._strong)
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             leaf.update(piece)

@@ -29,8 +29,8 @@ class Plan:
     fresh: tuple[int, ...]
     """Leaves that changed: they are written."""
     moved: tuple[int, ...]
-    """Leaves that did not change but whose old blob is mostly unused: they are written too, to a blob of their own, so
-    that the next save finds them together in a blob that is wholly used."""
+    """Leaves that did not change but whose old blob is mostly unused, or not to be shared: they are written too, to a blob
+    of their own, so that the next save finds them together in a blob that is wholly used."""
 
 
 def plan(leaves: Sequence[NewLeaf], base: Manifest | None) -> Plan:
@@ -42,13 +42,23 @@ def plan(leaves: Sequence[NewLeaf], base: Manifest | None) -> Plan:
     return Plan({index: record for index, record in shared.items() if record.blob not in crowded}, fresh, moved)
 
 
+def alone(planned: Plan) -> Plan:
+    """Return the plan that writes all of it: what did not change to a blob of its own, as if it had moved there."""
+    return Plan({}, planned.fresh, tuple(sorted((*planned.shared, *planned.moved))))
+
+
 def _shared(leaves: Sequence[NewLeaf], base: Manifest) -> dict[int, LeafRecord]:
-    # Paths are for people and may repeat: the digest is part of the key.
-    known = {
-        (component.name, leaf.path, leaf.spec, leaf.digest): leaf for component in base.components for leaf in component.leaves
-    }
-    found = ((index, known.get((leaf.component, leaf.path, leaf.spec, leaf.digest))) for index, leaf in enumerate(leaves))
-    return {index: record for index, record in found if record is not None}
+    # Paths are for people and may repeat: the digest is part of the key. Each stored leaf is shared once only, since no two
+    # leaves of a manifest may lie over each other.
+    known: defaultdict[tuple[str, str, LeafSpec, str], list[LeafRecord]] = defaultdict(list)
+    for component in reversed(base.components):
+        for old in reversed(component.leaves):
+            known[component.name, old.path, old.spec, old.digest].append(old)
+    shared: dict[int, LeafRecord] = {}
+    for index, leaf in enumerate(leaves):
+        if found := known.get((leaf.component, leaf.path, leaf.spec, leaf.digest)):
+            shared[index] = found.pop()
+    return shared
 
 
 def _mostly_unused(shared: Mapping[int, LeafRecord], base: Manifest) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
@@ -18,21 +18,23 @@ from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
+from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import write_with_relief
-from milepost.engine.resuming import Resuming
+from milepost.engine.resuming import Resuming, parts_asked_for
 from milepost.engine.save_errors import SaveErrors
+from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Order, Session
 from milepost.engine.settings import check_settings, whole
 from milepost.errors import MilepostError, UsageError
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
+from milepost.publish.signed import open_root
 from milepost.publish.view import read
 from milepost.records import Exactness, Metric, Restored, Summary
 from milepost.state.protocol import Reporting
 from milepost.state.tree import flatten
 from milepost.store.base import Store
-from milepost.store.resolve import open_store
 
 log = logging.getLogger("milepost")
 
@@ -49,8 +51,10 @@ class CheckpointEngine:
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
     ``writer="inline"`` saves in the calling thread. ``lease_wait`` is how many seconds to wait for another writer to end;
-    with ``take_over`` the root is then claimed all the same. ``health_eval`` is called after a resume; False means: not
-    this one.
+    with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the environment does, see
+    `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is refused. ``health_eval``
+    is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained again within a week, in
+    a thread beside training.
 
     One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
     """
@@ -73,16 +77,19 @@ class CheckpointEngine:
         trust_pickle: bool = False,
         lease_wait: float = 0.0,
         take_over: bool = False,
+        key_file: str | os.PathLike[str] | None = None,
         health_eval: Callable[[], bool] | None = None,
+        scrub: str | float | None = None,
         blob_bytes: int = BLOB_BYTES,
         clock: Clock | None = None,
     ) -> None:
+        redact_the_log()
         self.state = components_of(state)
         check_settings(when, keep, on_save_error, writer)
         self.keep = keep or Keep()
         self.exactness = dict(exactness or {})
         self._clock = clock or SystemClock()
-        self._store = open_store(root, self._clock)
+        self._store = open_root(root, self._clock, key_file)
         self._when = when
         self._fingerprint = dict(fingerprint or {})
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
@@ -91,6 +98,8 @@ class CheckpointEngine:
         self._pickle = (allow_pickle, trust_pickle)
         self._guard = (lease_wait, take_over)
         self._health_eval = health_eval
+        self._scrub_s = period_of(scrub)
+        self._scrubbing: Scrubbing | None = None
         self._blob_bytes = blob_bytes
         self._arena = Arena()
         self._background = Background(writer)
@@ -98,6 +107,7 @@ class CheckpointEngine:
         self._metrics = Metrics(self.keep)
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
+        self._overwritten: set[str] = set()
         self._told: dict[str, str] = {}
         self._held = ExitStack()
         self._ready = False
@@ -151,6 +161,9 @@ class CheckpointEngine:
                 self._held.close()
                 raise
             self._begin_from(None)
+            if self._scrub_s is not None:
+                self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
+                self._scrubbing.start(self._held)
             # A run without any generation is a fresh start; nobody has to call resume() for that.
             self._ready = self._open.claimed.view.head is None
         return self._open.session
@@ -165,25 +178,35 @@ class CheckpointEngine:
         """Return the generation that `resume` would take, or None, without loading it. Counters are in it."""
         return self._resuming().peek(which)
 
-    def resume(self, which: Which = "latest") -> Restored | None:
+    def resume(self, which: Which = "latest", *, parts: Iterable[str] | None = None) -> Restored | None:
         """Bring the state back in place from the newest sound generation, or from ``which``; None if the run starts anew.
 
         ``which`` is ``latest``, ``best`` (by ``keep.by``), a generation's number, or ``never``: start anew, keeping what was
         there until two new generations exist. Compares everything first: `MismatchError` lists every difference and leaves
-        all as it was. Damaged generations are passed over and named; `CorruptError` if none is left.
+        all as it was. Damaged generations are passed over and named. If none is whole, the newest of which policy, value,
+        target, optimizer and counters are sound is taken without what is damaged, and that is told (not if the engine is
+        ``strict``); `CorruptError` if none is left.
+
+        With ``parts`` only these components are read, compared and loaded, from the newest generation in which they are
+        sound; the others stay as they are, and the result names them.
         """
+        wanted = parts_asked_for(parts, which, self.state)
         resuming, self._looked = self._resuming(), None
         try:
-            restored = resuming.resume(which)
+            restored = resuming.resume(which, wanted)
         except BaseException as error:
-            if resuming.touched:
+            if resuming.overwritten:
                 self._errors.half_loaded(error)
             raise
         self._ready = True
         if restored is not None:
             self._metrics.forget()
-            self._errors.loaded()
-        self._begin_from(restored)
+            if not resuming.overwritten:
+                self._errors.loaded()
+        if wanted is None or restored is None or restored.counted:
+            self._begin_from(restored)
+        else:  # the loop is where it was, and only its past is another
+            self._metrics.begin(self._claimed.session.chain.line)
         return restored
 
     def adopt(self) -> Summary | None:
@@ -207,6 +230,7 @@ class CheckpointEngine:
             view = claimed.view if head == claimed.settlement.head and not self._ready else read(session.store)
             traces = None if self._ready else self._claimed.traces
             made = Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval, traces=traces)
+            made.overwritten = self._overwritten
             self._looked = (head, made)
         return self._looked[1]
 
@@ -231,8 +255,11 @@ class CheckpointEngine:
         if not self._ready:
             self._check_may_save()
         now = self._read(step, episodes, epochs)
-        reason = self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
-        if reason is None or self._background.busy:
+        if self._background.busy:
+            return False
+        damage = self._scrubbing.reason() if self._scrubbing else None
+        reason = damage or self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
+        if reason is None:
             return False
         self._save(now, reason, counters)
         return True

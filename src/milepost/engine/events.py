@@ -9,6 +9,7 @@ import msgspec
 
 from milepost.clock import Clock, utc_text
 from milepost.encode.digest import seal
+from milepost.engine.redact import redacted_facts
 from milepost.errors import StoreError
 from milepost.publish import layout
 from milepost.store.base import Store
@@ -27,9 +28,14 @@ class Events:
 
     def write(self, event: str, **facts: object) -> None:
         """Append one event. A log that cannot be written is logged, and stops nobody."""
-        record = {"event": event, "at": utc_text(self._clock.wall_ns()), **self._head, **facts}
+        head = {"event": event, "at": utc_text(self._clock.wall_ns()), **self._head}
+        # What errors say may hold the URL of a store with its password, or a line of somebody's configuration.
+        kept = {name: redacted_facts(fact) for name, fact in facts.items()}
+        line = seal(msgspec.json.encode(head | kept))
+        if len(line) > layout.MOST_RECORD_BYTES:
+            line = seal(msgspec.json.encode(head | {"too_long_bytes": len(line)}))
         try:
-            self._store.append(self._name, seal(msgspec.json.encode(record)))
+            self._store.append(self._name, line)
         except StoreError as error:
             log.warning("the event log could not be written: %s", error)
 

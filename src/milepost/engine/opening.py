@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.engine.events import Events
 from milepost.engine.provenance import fingerprint, identity, provenance
-from milepost.engine.relief import hold_ballast
+from milepost.engine.relief import hold_ballast, with_ballast
 from milepost.engine.session import BLOB_BYTES, Session
-from milepost.engine.writer import FULL
 from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.faults import Traces
 from milepost.lifecycle.retain import Keep
@@ -20,6 +20,8 @@ from milepost.publish.reset import set_aside
 from milepost.publish.retire import sweep
 from milepost.publish.term import Claim, Identity, claim
 from milepost.store.base import Guard, Store
+
+log = logging.getLogger("milepost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ def open_session(
     who = identity()
     # Whatever may be wrong with this process's surroundings is found before the root is touched.
     made_by, prints = provenance(who, incarnation), fingerprint(extra_fingerprint)
-    claimed = _claim(store, clock, who)
+    # Where not even a fence fits, the ballast is for that, too: with a claim, older generations can be retired.
+    claimed = with_ballast(store, lambda: claim(store, clock, who))
     events = Events(store, clock, run_id=claimed.run_id, term=claimed.term, attempt=made_by.attempt)
     session = Session(
         store,
@@ -59,7 +62,10 @@ def open_session(
         prints,
         blob_bytes=blob_bytes,
     )
-    events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement)
+    survives = store.capabilities.survives
+    events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement, survives=survives)
+    if survives == "kill":
+        log.warning("%s keeps what is saved until this machine stops, and no longer: milepost doctor fs says why", store.url)
     _tidy(session, claimed)
     return Opened(session, claimed, _traces(claimed, who, guard))
 
@@ -68,17 +74,6 @@ def _traces(claimed: Claim, who: Identity, guard: Guard | None) -> Traces:
     fences = claimed.view.terms.fences
     before = next((fence for term in sorted(fences, reverse=True) if term < claimed.term and (fence := fences[term])), None)
     return Traces(before, who, guard is not None and guard.abandoned, guard is not None and guard.forced)
-
-
-def _claim(store: Store, clock: Clock, who: Identity) -> Claim:
-    try:
-        return claim(store, clock, who)
-    except StoreError as error:
-        if error.kind not in FULL:
-            raise
-    # Not even a fence fits. That is what the ballast is held for, too: with a claim, older generations can be retired.
-    store.delete(layout.BALLAST)
-    return claim(store, clock, who)
 
 
 def _tidy(session: Session, claimed: Claim) -> None:

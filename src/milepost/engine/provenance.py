@@ -5,27 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
-import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from milepost.engine.redact import without_secrets
 from milepost.errors import UsageError
 from milepost.publish.term import Identity
 from milepost.records import Provenance
 from milepost.store.lock import boot_id
 
 PACKAGES = ("milepost", "numpy", "torch", "gymnasium", "stable-baselines3")
-_SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth|bearer)")
-_URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-_NESTED = re.compile(
-    r"(?i)([\w.-]*(?:token|secret|passw|passphrase|api[-_]?key|access[-_]?key|credential|auth)[\w.-]*)(\s*[:=]\s*)\S.*"
-)
 
 
 def identity() -> Identity:
@@ -65,25 +59,6 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
             except metadata.PackageNotFoundError:
                 found[package] = "unknown"
     return found
-
-
-def without_secrets(arguments: Sequence[str]) -> str:
-    """Return a command line for people, with the values of what looks like a secret replaced by ``***``.
-
-    >>> without_secrets(["python", "train.py", "--api-key", "abc", "--token=xyz", "s3://user:pass@host/b"])
-    "python train.py --api-key '***' '--token=***' 's3://***@host/b'"
-    >>> without_secrets(["run", "--config=db.password=hunter2", "--header", "Authorization: Bearer abc"])
-    "run '--config=db.password=***' --header 'Authorization: ***'"
-    """
-    shown: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        if hide_next and not argument.startswith("-"):
-            shown.append("***")
-        else:
-            shown.append(_NESTED.sub(r"\1\2***", _URL_PASSWORD.sub("***", argument)))
-        hide_next = argument.startswith("-") and "=" not in argument and bool(_SECRET.search(argument))
-    return shlex.join(shown)
 
 
 @cache

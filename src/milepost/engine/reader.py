@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from milepost.encode.digest import xxh3
+from milepost.encode.digest import matches
 from milepost.engine.arena import ALIGNMENT, Arena
 from milepost.engine.capture import Staged, StagedComponent, StagedLeaf, in_order
 from milepost.engine.components import is_essential
@@ -13,33 +13,50 @@ from milepost.engine.mismatch import Mismatches
 from milepost.errors import CorruptError, NotFoundError
 from milepost.records import ComponentRecord, Difference, LeafRecord, Manifest
 from milepost.state.compare import compare
-from milepost.state.inflate import inflate
+from milepost.state.inflate import check_tree, inflate
 from milepost.state.restore import restore
 from milepost.store.base import Store
 
 
 def check_fit(
-    manifest: Manifest, state: Mapping[str, object], fingerprint: Mapping[str, str], mismatches: Mismatches, *, root: str
+    manifest: Manifest,
+    state: Mapping[str, object],
+    fingerprint: Mapping[str, str],
+    mismatches: Mismatches,
+    *,
+    root: str,
+    wanted: Collection[str] | None = None,
 ) -> list[str]:
     """Compare everything that can be compared, and return what is only warned about. Changes nothing.
 
-    Raises `MismatchError` with every difference of a kind that is an error.
+    Raises `MismatchError` with every difference of a kind that is an error. With ``wanted`` only these components are
+    compared: the others will stay as they are.
     """
-    found = [*_component_differences(manifest, state), *_fingerprint_differences(manifest.fingerprint, fingerprint)]
+    components = _component_differences(manifest, state, {*state, *names_of(manifest)} if wanted is None else wanted)
+    found = [*components, *_fingerprint_differences(manifest.fingerprint, fingerprint)]
     return mismatches.judge(found, root=root, generation=manifest.number)
 
 
-def load_into(store: Store, manifest: Manifest, state: Mapping[str, object], *, trust_pickle: bool = False) -> tuple[str, ...]:
+def names_of(manifest: Manifest) -> list[str]:
+    """Return the names of a generation's components."""
+    return [component.name for component in manifest.components]
+
+
+def load_into(
+    store: Store, manifest: Manifest, state: Mapping[str, object], overwritten: set[str], *, trust_pickle: bool = False
+) -> tuple[str, ...]:
     """Overwrite the live objects with a generation that `check_fit` has passed, and return the components restored.
 
     Each leaf's digest is verified while its bytes go where they belong. Raises `CorruptError` if one is damaged: objects
-    are then half old and half new, and the caller must load another generation over them or stop.
+    are then half old and half new, and the caller must load another generation over them or stop. Which ones that may be
+    is added to ``overwritten``, each before its first assignment.
     """
     done: list[str] = []
     # Counters and containers come in the order given; generators of random numbers last, since restoring may draw.
     for name in in_order(state):
         record = manifest.component(name)
         if record is not None:
+            overwritten.add(name)
             restore(state[name], record.tree, record.leaves, Source(store, manifest, record), name, trust_pickle=trust_pickle)
             done.append(name)
     return tuple(done)
@@ -47,7 +64,7 @@ def load_into(store: Store, manifest: Manifest, state: Mapping[str, object], *, 
 
 def build(store: Store, manifest: Manifest, parts: Iterable[str] | None, *, trust_pickle: bool = False) -> dict[str, object]:
     """Return components as fresh trees, only ``parts`` of them if given (B7); the others' bytes are not read."""
-    wanted = [component.name for component in manifest.components] if parts is None else list(parts)
+    wanted = names_of(manifest) if parts is None else parts
     built: dict[str, object] = {}
     for name in wanted:
         record = manifest.component(name)
@@ -55,7 +72,7 @@ def build(store: Store, manifest: Manifest, parts: Iterable[str] | None, *, trus
             raise NotFoundError(
                 "this generation has no such component",
                 kind="no-such-component",
-                hint=f"it has {', '.join(component.name for component in manifest.components)}",
+                hint=f"it has {', '.join(names_of(manifest))}",
                 generation=manifest.number,
                 component=name,
             )
@@ -94,6 +111,7 @@ class Source:
                 kind="damaged-leaf",
                 hint=f"milepost verify {self.store.url}",
                 generation=self.manifest.number,
+                component=self.component.name,
                 leaf=leaf.path,
                 blob=self.manifest.blobs[leaf.blob].name,
             )
@@ -106,18 +124,22 @@ class Source:
             got = self.store.read_into(self.manifest.blobs[leaf.blob].name, leaf.start, into)
         except NotFoundError:
             return False
-        return got == len(into) == leaf.size_bytes and xxh3(into) == leaf.digest
+        return got == len(into) == leaf.size_bytes and matches(into, leaf.digest)
 
 
-def _component_differences(manifest: Manifest, state: Mapping[str, object]) -> list[Difference]:
+def _component_differences(manifest: Manifest, state: Mapping[str, object], wanted: Collection[str]) -> list[Difference]:
     found: list[Difference] = []
     for name, live in state.items():
+        if name not in wanted:
+            continue
         record = manifest.component(name)
         if record is None:
             found.append(Difference(name, "nothing", "a component", _kind(name)))
         else:
+            # All of it, before the first assignment: what is damaged further down must not be found half-way.
+            check_tree(record.tree, record.leaves)
             found.extend(compare(live, record.tree, record.leaves, name))
-    saved = (component.name for component in manifest.components)
+    saved = (name for name in names_of(manifest) if name in wanted)
     found.extend(Difference(name, "a component", "nothing", _kind(name)) for name in saved if name not in state)
     return found
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import TypeVar
 
 from milepost.engine.capture import Staged
+from milepost.engine.room import no_room, survey
 from milepost.engine.session import BALLAST_BYTES, Order, Session
-from milepost.engine.writer import FULL, republish, write
+from milepost.engine.writer import FULL, republish, retire_dropped, write
 from milepost.errors import ConflictError, NotFoundError, StoreError
-from milepost.lifecycle.retain import essential, originals
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, check_still_ours, settle_attempt
-from milepost.publish.view import read_pins
 from milepost.records import Manifest, Summary
+from milepost.store.base import Store
+
+T = TypeVar("T")
+
+_BLOCK_BYTES = 4096
+"""What the smallest file takes on most file systems."""
 
 
 def write_with_relief(session: Session, staged: Staged, order: Order, keep: KeepRule | None = None) -> Manifest:
@@ -33,27 +40,61 @@ def write_with_relief(session: Session, staged: Staged, order: Order, keep: Keep
 
 
 def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
+    session.cramped = False
     while True:
         try:
             manifest = write(session, staged, order, keep)
         except StoreError as error:
-            # A claimer may have swept our unfinished blob: then the disk is fine, and the answer is that we are fenced.
-            check_still_ours(session.store, session.chain)
+            _check_still_ours(session)
             if error.kind not in FULL:
                 raise
-            take_up_attempt(session)
-            oldest = expendable(session)
-            if oldest is None:
-                raise _no_room(session, staged, error, "no more generations may be retired") from error
-            try:
-                trim(session, oldest)
-            except StoreError as second:
-                if second.kind not in FULL:
-                    raise
-                raise _no_room(session, staged, second, "there is not even room to retire older generations") from second
+            if session.apart:
+                # A copy of its own can wait for room: no generation has to go for it. What there is stays independent.
+                session.events.write("no-room-for-a-copy", step=order.step, independent=session.keep.independent)
+                session.apart, session.cramped = False, True
+                continue
+            _make_room(session, staged, error)
             continue
         hold_ballast(session)
         return manifest
+
+
+def _check_still_ours(session: Session) -> None:
+    """Ask whether we are fenced: a claimer may have swept our unfinished blob, and then the disk is fine.
+
+    A disk that cannot even answer that leaves the first error to tell.
+    """
+    with suppress(StoreError):
+        check_still_ours(session.store, session.chain)
+
+
+def _make_room(session: Session, staged: Staged, error: StoreError) -> None:
+    """Retire the oldest generation that may go; raise what there is to say where none may, or where it would not help."""
+    take_up_attempt(session)
+    if _deleted_what_was_due(session):
+        return
+    room = survey(session, staged)
+    if not room.going:
+        raise no_room(session, room, error, "no more generations may be retired") from error
+    if room.hopeless:
+        raise no_room(session, room, error, "to retire all that may go would not make room enough") from error
+    try:
+        trim(session, room.going[:1])
+    except StoreError as second:
+        _check_still_ours(session)
+        if second.kind not in FULL:
+            raise
+        raise no_room(session, room, second, "there is not even room to retire older generations") from second
+    # Held again before the save takes all that was freed: with the last byte gone, no further trim could be published.
+    hold_ballast(session)
+
+
+def _deleted_what_was_due(session: Session) -> bool:
+    """Delete what was dropped long ago and what the disk would not let go of then; return whether there was any."""
+    chain = session.chain
+    before = len(chain.dropped) + len(chain.condemned)
+    retire_dropped(session)
+    return len(chain.dropped) + len(chain.condemned) < before
 
 
 def take_up_attempt(session: Session) -> None:
@@ -66,70 +107,64 @@ def take_up_attempt(session: Session) -> None:
         session.base = landed
 
 
-def expendable(session: Session) -> int | None:
-    """Return the oldest generation that may go: not the newest healthy, not a best one, not pinned, not what we stand on.
-
-    None as well while the base is not the head: the first generation after a change of base keeps what the old head kept
-    (rule 27), and a trim repeats the base.
-    """
-    chain = session.chain
-    if session.base is None or chain.head is None or session.base.number != chain.head.number:
-        return None
-    pinned = read_pins(session.store, session.run_id)
-    staying = {*essential(chain.live), *session.keep.best_of(chain.live), *session.protected, *pinned}
-    return min((number for number in originals(chain.live) if number not in staying), default=None)
-
-
-def trim(session: Session, going: int) -> None:
-    """Publish the base, which is the head, once more with a ``keep`` that leaves ``going`` out, and then delete that one.
+def trim(session: Session, going: Collection[int]) -> None:
+    """Publish the base, which is the head, once more with a ``keep`` that leaves ``going`` out, and then delete those.
 
     Deleting first would be to retire what no manifest has dropped: a claimer that rolls back to it meanwhile would find
     its blobs gone. The ballast makes room for the manifest.
     """
-    session.store.delete(layout.BALLAST)
+    give_up_ballast(session.store)
     head = session.base
     assert head is not None
     draft = dataclasses.replace(head, trim_of=head.number, reason="trim")
 
     def shorter(live: Mapping[int, Summary], pinned: frozenset[int]) -> frozenset[int]:
-        return frozenset(live) - {going, head.number} | (pinned & live.keys())
+        return frozenset(live) - {*going, head.number} | (pinned & live.keys())
 
     session.base = republish(session, draft, shorter)
     if session.resumed_from == head.number:
         session.resumed_from = session.base.number
 
 
+def give_up_ballast(store: Store) -> None:
+    """Delete the ballast. Where even that fails, what it was to make room for is tried all the same."""
+    with suppress(StoreError):
+        store.delete(layout.BALLAST)
+
+
+def with_ballast(store: Store, action: Callable[[], T]) -> T:
+    """Run ``action``; on a full disk give the ballast up for it, once. ``action`` must be one that may be run again."""
+    try:
+        return action()
+    except StoreError as error:
+        if error.kind not in FULL:
+            raise
+    give_up_ballast(store)
+    return action()
+
+
 def hold_ballast(session: Session) -> None:
     """Keep a file that a trim may give up: room for its manifest. Without room there is none, and a trim has to do without."""
-    wanted = max(BALLAST_BYTES, 2 * session.manifest_bytes)
+    least = 2 * session.manifest_bytes + _BLOCK_BYTES
+    refused: StoreError | None = None
+    # On a nearly full disk a small one is held: it is there that a trim will be needed.
+    for size_bytes in (max(BALLAST_BYTES, least), least):
+        try:
+            _hold(session, size_bytes)
+        except StoreError as error:
+            refused = error
+        else:
+            return
+    assert refused is not None
+    session.events.write("no-ballast", error=refused.message)
+
+
+def _hold(session: Session, size_bytes: int) -> None:
     try:
         # Looked for first: to write and sync its bytes at every save would be for nothing.
-        if session.store.read_into(layout.BALLAST, wanted - 1, memoryview(bytearray(1))):
+        if session.store.read_into(layout.BALLAST, size_bytes - 1, memoryview(bytearray(1))):
             return
-        session.store.replace(layout.BALLAST, bytes(wanted), label=session.chain.label)
     except NotFoundError:
-        _make_ballast(session, wanted)
-    except StoreError as error:
-        session.events.write("no-ballast", error=error.message)
-
-
-def _make_ballast(session: Session, size_bytes: int) -> None:
-    try:
         session.store.create(layout.BALLAST, bytes(size_bytes), label=session.chain.label)
-    except StoreError as error:
-        session.events.write("no-ballast", error=error.message)
-
-
-def _no_room(session: Session, staged: Staged, error: StoreError, why: str) -> StoreError:
-    live = session.chain.live.values()
-    return StoreError(
-        f"the disk is full, and {why}; training can go on, this save is lost",
-        kind=error.kind,
-        retryable=True,
-        hint="free some space, or remove a pin (milepost unpin), or keep fewer: Keep(last=1)",
-        root=session.store.url,
-        needed_bytes=staged.size_bytes,
-        free_bytes=session.store.free_bytes(),
-        kept_bytes=sum({blob.name: blob.size_bytes for summary in live for blob in summary.blobs}.values()),
-        kept_generations=sorted(session.chain.live),
-    )
+    else:
+        session.store.replace(layout.BALLAST, bytes(size_bytes), label=session.chain.label)

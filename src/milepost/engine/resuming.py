@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from milepost.engine.capture import is_last
+from milepost.engine.components import is_essential
 from milepost.engine.events import milliseconds
 from milepost.engine.mismatch import Mismatches
-from milepost.engine.reader import check_fit, load_into
+from milepost.engine.reader import check_fit, load_into, names_of
 from milepost.engine.session import Session
-from milepost.errors import CorruptError, StoreError
+from milepost.errors import CorruptError, StoreError, UsageError, plain
 from milepost.lifecycle.faults import FaultPlan, Traces, plan
 from milepost.lifecycle.recover import Choice, Skipped, Which, choose
 from milepost.publish import quarantine
@@ -33,28 +34,31 @@ class Resuming:
     mismatches: Mismatches
     trust_pickle: bool = False
     health_eval: Callable[[], bool] | None = None
-    touched: bool = False
-    """Live objects were overwritten, perhaps by half."""
+    overwritten: set[str] = field(default_factory=set)
+    """Components that were overwritten, perhaps by half, from a generation that was then refused. The engine's own, so that
+    the next resume knows of them, too."""
     traces: Traces | None = None
     """What the writer before left of itself; None once this process has gone on from it."""
     known: dict[Which, Choice] = field(default_factory=dict)
     """What a `peek` chose and verified, for the resume that follows; used once, since damage may come in between."""
 
-    def resume(self, which: Which) -> Restored | None:
+    def resume(self, which: Which, parts: Collection[str] | None = None) -> Restored | None:
         """Load the newest generation that is sound, or the one asked for; None if the run starts anew.
 
-        Raises `MismatchError` before anything is changed. Raises `CorruptError` if nothing sound is left.
+        Where none is whole, the newest of which all that is essential verifies is loaded without its damaged components
+        (B8). With ``parts`` only these are loaded, from the newest generation in which they verify (B7). Raises
+        `MismatchError` before anything is changed. Raises `CorruptError` if nothing sound is left.
         """
         rejected: tuple[Skipped, ...] = ()
         while True:
             started = self.session.clock.monotonic_ns()
-            choice = self._choose(which, rejected)
+            choice = self._choose(which, rejected, parts)
             self._note_damage(choice)
             if choice.manifest is None:
                 self.session.build_on(None)
                 self.session.events.write("started-anew", which=str(which))
                 return None
-            found = self._take(choice, choice.manifest, started)
+            found = self._take(choice, choice.manifest, parts, started)
             if isinstance(found, Restored):
                 return found
             rejected = (*rejected, *(skip for skip in choice.skipped if skip not in rejected), found)
@@ -63,53 +67,64 @@ class Resuming:
         """Build on the newest sound generation without loading it: the live state is this process's own."""
         choice = self._choose("latest")
         self._note_damage(choice)
-        self.session.build_on(choice.manifest)
+        self.session.build_on(choice.manifest, share=choice.damage is None)
         if choice.manifest is not None:
             self.session.events.write("adopted", generation=choice.manifest.number, step=choice.manifest.step)
         return choice.manifest
 
     def peek(self, which: Which) -> Manifest | None:
-        """Return the generation that a resume would take, every byte of it verified. Changes nothing."""
+        """Return the generation that a resume would take; every byte that it would load is verified. Changes nothing."""
         if which not in self.known:
             self.known[which] = self._choose(which)
         return self.known[which].manifest
 
-    def _choose(self, which: Which, rejected: tuple[Skipped, ...] = ()) -> Choice:
+    def _choose(self, which: Which, rejected: tuple[Skipped, ...] = (), parts: Collection[str] | None = None) -> Choice:
         known = self.known.pop(which, None)
-        if known is not None and not rejected:
+        if known is not None and not rejected and parts is None:
             return known
-        keep = self.session.keep
-        return choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, rejected=rejected)
+        keep, spare = self.session.keep, None if self.mismatches.strict else self._may_stay
+        return choose(
+            self.session.store, self.view, which, by=keep.by, mode=keep.mode, rejected=rejected, parts=parts, spare=spare
+        )
 
-    def _take(self, choice: Choice, manifest: Manifest, started_ns: int) -> Restored | Skipped:
-        root = self.session.store.url
-        warnings = check_fit(manifest, self.state, self.session.fingerprint, self.mismatches, root=root)
-        chosen_ns = self.session.clock.monotonic_ns()
-        self.touched = True
+    def _may_stay(self, component: str) -> bool:
+        """Return whether a run can go on with this component as it is: not if a refused generation's bytes are in it."""
+        return not is_essential(component) and component not in self.overwritten
+
+    def _take(self, choice: Choice, manifest: Manifest, parts: Collection[str] | None, started_ns: int) -> Restored | Skipped:
+        session = self.session
+        wanted = _wanted(choice, manifest, self.state, parts)
+        live = {name: value for name, value in self.state.items() if name in wanted}
         try:
-            components = load_into(self.session.store, manifest, self.state, trust_pickle=self.trust_pickle)
+            warnings = check_fit(manifest, live, session.fingerprint, self.mismatches, root=session.store.url, wanted=wanted)
+            chosen_ns = session.clock.monotonic_ns()
+            components = self._load(manifest, live)
             if self.health_eval is not None:
                 if not self.health_eval():
                     return Skipped(manifest.number, "unhealthy", "the warm-up evaluation refused it")
                 # It has drawn random numbers, and the run goes on with the ones that were due when it was saved.
-                generators = {name: value for name, value in self.state.items() if is_last(name)}
-                load_into(self.session.store, manifest, generators, trust_pickle=self.trust_pickle)
+                self._load(manifest, {name: value for name, value in live.items() if is_last(name)})
         except CorruptError as error:
-            return Skipped(manifest.number, "damaged", error.message)
-        self.touched = False
-        # Reused leaves come from what was just loaded, whatever the head is: every load resets the base.
-        self.session.build_on(manifest)
-        restored = _restored(manifest, components, warnings, choice)
-        loaded_ns = self.session.clock.monotonic_ns()
-        fault = self._fault(restored)
+            return _rotten(manifest, error)
+        self.overwritten.difference_update(components)
+        # Reused leaves come from what was just loaded, whatever the head is: every load resets the base. What was not
+        # verified whole is nothing to share with.
+        session.build_on(manifest, share=choice.damage is None and parts is None)
+        restored = _restored(manifest, components, [*_left(choice, manifest, self.state, parts), *warnings], choice)
+        loaded_ns = session.clock.monotonic_ns()
+        fault = self._fault(restored, choice)
         restored = dataclasses.replace(restored, fault=fault.kind if fault else "none")
         self._tell(restored, fault, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
         return restored
 
-    def _fault(self, restored: Restored) -> FaultPlan | None:
+    def _fault(self, restored: Restored, choice: Choice) -> FaultPlan | None:
         """Recognise what this start came after; None for a later resume of the same process."""
         traces, self.traces = self.traces, None
-        return plan(traces, restored.skipped, restored.generation) if traces else None
+        damage = (str(choice.damage),) if choice.damage else ()
+        return plan(traces, (*restored.skipped, *damage), restored.generation) if traces else None
+
+    def _load(self, manifest: Manifest, live: Mapping[str, object]) -> tuple[str, ...]:
+        return load_into(self.session.store, manifest, live, self.overwritten, trust_pickle=self.trust_pickle)
 
     def _note_damage(self, choice: Choice) -> None:
         """Mark what turned out to be damaged, and unmark what verifies again.
@@ -125,7 +140,7 @@ class Resuming:
         session = self.session
         for number in choice.cleared:
             quarantine.clear(session.store, number)
-        for skip in choice.skipped:
+        for skip in (*choice.skipped, *([choice.damage] if choice.damage else [])):
             if skip.kind == "damaged" and skip.number not in self.view.marks:
                 run_id, term = session.run_id, session.chain.term
                 quarantine.mark(
@@ -160,15 +175,75 @@ class Resuming:
         )
 
 
+def _wanted(choice: Choice, manifest: Manifest, state: Mapping[str, object], parts: Collection[str] | None) -> Collection[str]:
+    """Return the components to load, or to miss."""
+    if parts is None:
+        damaged = choice.damage.damaged if choice.damage else {}
+        return {*state, *names_of(manifest)} - damaged.keys()
+    missing = [name for name in parts if manifest.component(name) is None]
+    if missing:
+        raise _no_such_part(missing, names_of(manifest), f"generation {manifest.number}")
+    return parts
+
+
+def _left(choice: Choice, manifest: Manifest, state: Mapping[str, object], parts: Collection[str] | None) -> list[str]:
+    """Say what was left as it was, and why."""
+    if parts is not None:
+        return [f"{name}: not asked for, left as it was" for name in state if name not in parts]
+    if choice.damage is None:
+        return []
+    damaged = choice.damage.damaged
+    left = [
+        f"{name}: damaged in generation {manifest.number} ({how}), left as it was"
+        if name in state
+        else f"{name}: damaged in generation {manifest.number} ({how})"
+        for name, how in damaged.items()
+    ]
+    return left or [f"generation {manifest.number} is damaged, though none of its components is: {choice.damage.reason}"]
+
+
+def _rotten(manifest: Manifest, error: CorruptError) -> Skipped:
+    """Return why a generation that had verified was not taken after all."""
+    component = error.facts.get("component")
+    damaged = {str(component): error.message} if component else {}
+    return Skipped(manifest.number, "damaged", error.message, damaged)
+
+
+def parts_asked_for(parts: Iterable[str] | None, which: Which, state: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Return the components that a resume is to load, each once; None for all of them. Raises `UsageError` for others."""
+    if parts is None:
+        return None
+    wanted = (parts,) if isinstance(parts, str) else tuple(dict.fromkeys(parts))
+    missing = [part for part in wanted if part not in state]
+    if missing or not wanted:
+        raise _no_such_part(missing, state, "this engine")
+    if which == "never":
+        raise UsageError('which="never" loads nothing', kind="bad-which", hint="leave out parts, or which", parts=wanted)
+    return wanted
+
+
+def _no_such_part(missing: Iterable[str], there: Iterable[str], where: str) -> UsageError:
+    return UsageError(
+        "a resume of parts needs the names of components that are there",
+        kind="no-such-component",
+        hint=f"{where} has {', '.join(there)}",
+        missing=", ".join(missing) or None,
+    )
+
+
 def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[str], choice: Choice) -> Restored:
     inexact = [
-        f"{component.name}: {component.exactness}" + (f" ({component.reason})" if component.reason else "")
+        plain(f"{component.name}: {component.exactness}" + (f" ({component.reason})" if component.reason else ""))
         for component in manifest.components
-        if component.exactness != "exact"
+        if component.exactness != "exact" and component.name in components
     ]
     inexact += warnings
-    # An older manifest that cannot be read was not passed over, but somebody should hear of it.
-    older = [skip for skip in choice.skipped if skip.kind == "unreadable" and skip.number < manifest.number]
+    # An older one that cannot be read, or that is not whole either, was not passed over, but somebody should hear of it.
+    older = [
+        skip
+        for skip in choice.skipped
+        if skip.number < manifest.number and (skip.kind == "unreadable" or choice.damage is not None)
+    ]
     return Restored(
         manifest.number,
         manifest.step,

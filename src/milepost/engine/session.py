@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from milepost.clock import Clock
+from milepost.encode.plan import NewLeaf, Plan, alone, plan
 from milepost.engine.events import Events
 from milepost.lifecycle.retain import Keep
 from milepost.publish.generation import Chain, build_on
@@ -36,18 +37,55 @@ class Session:
     blob_bytes: int = BLOB_BYTES
     manifest_bytes: int = 0
     """The size of the manifest published last."""
+    distrusted: set[str] = field(default_factory=set)
+    """Blobs that were found damaged: a name is added by any thread, and none is ever taken out."""
+    apart: bool = False
+    """The save under way writes everything anew, though it could share: for `Keep.independent`."""
+    cramped: bool = False
+    """The disk is full: a copy for `Keep.independent` waits until there is room."""
+
+    def plan(self, leaves: Sequence[NewLeaf], *, complete: bool) -> Plan:
+        """Say which leaves a save shares with the base. Called once at the start of each: here distrust takes effect."""
+        planned, self.apart = plan(leaves, self.base), False
+        if self.base is not None and self._is_doubtful(self.base):
+            # Whatever is shared with it would be as damaged; the live state is not, and is written whole. Without a base
+            # no trim is made either: it would retire sound older generations in favour of the damaged one.
+            self.base = None
+            return alone(planned)
+        shared = {self.base.blobs[record.blob].name for record in planned.shared.values()} if self.base else set()
+        # An incomplete generation is not one that a resume prefers: it need not stand alone.
+        wanted = complete and self.keep.wants_copy(self.chain.live, self.chain.line, shared)
+        self.apart = wanted and not self.cramped
+        return alone(planned) if self.apart else planned
+
+    def distrust(self, *blobs: str) -> None:
+        """Share no more with a generation that stands on one of these blobs, from the next save on.
+
+        The one method for other threads: a set takes a name in one step, and saves look before they plan.
+        """
+        for blob in blobs:
+            self.distrusted.add(blob)
+
+    def _is_doubtful(self, summary: Summary) -> bool:
+        return not self.distrusted.isdisjoint(blob.name for blob in summary.blobs)
 
     def kept(self, live: Mapping[int, Summary], pinned: frozenset[int]) -> frozenset[int]:
-        """Choose what a new manifest keeps."""
-        return self.keep.select(live, pinned | self.protected)
+        """Choose what a new manifest keeps. What is known to be damaged takes the place of nothing that is sound."""
+        protected = pinned | self.protected
+        trusted = {number: summary for number, summary in live.items() if not self._is_doubtful(summary)}
+        kept = self.keep.select(live, protected)
+        return kept if len(trusted) == len(live) else kept | self.keep.select(trusted, protected)
 
-    def build_on(self, loaded: Manifest | None) -> None:
-        """Note what was loaded: the next save goes back to it. None: the state starts anew."""
+    def build_on(self, loaded: Manifest | None, *, share: bool = True) -> None:
+        """Note what was loaded: the next save goes back to it. None: the state starts anew.
+
+        Without ``share`` it was not verified whole, and nothing is shared with it: its blobs may hold the damage still.
+        """
         number = loaded.number if loaded else 0
         build_on(self.chain, number)
         self.resumed_from = number or self.resumed_from
         # A generation that may be half deleted can be loaded, every byte of it verified, but its blobs may vanish later.
-        self.base = loaded if number > self.chain.unsure else None
+        self.base = loaded if share and number > self.chain.unsure else None
 
     @property
     def protected(self) -> frozenset[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from milepost.encode.blob import Item, write_blob
 from milepost.encode.blob import layout as blob_layout
-from milepost.encode.digest import xxh3
+from milepost.encode.digest import digest_of
 from milepost.encode.plan import NewLeaf, Plan, plan
 from milepost.engine.capture import Staged
 from milepost.engine.events import milliseconds
@@ -20,6 +20,7 @@ from milepost.publish.generation import KeepRule, publish
 from milepost.publish.manifest import encode
 from milepost.publish.pointer import note_progress, point_at
 from milepost.publish.retire import retire
+from milepost.publish.signed import as_stored, is_signing
 from milepost.records import FORMAT_VERSION, BlobRecord, ComponentRecord, LeafRecord, Manifest
 
 FULL = frozenset({"disk-full", "quota"})
@@ -33,16 +34,23 @@ def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Man
     `StoreError` or `ConflictError`; the generations that were published stay as they were.
     """
     watch = _Watch(session)
-    note_progress(session.store, session.chain, session.clock, attempt=session.provenance.attempt, step=order.step)
-    leaves = _digest(staged)
+    _note_progress(session, order)
+    distrust_what_is_gone(session)
+    leaves = _digest(staged, strong=is_signing(session.store))
     watch.lap("digest")
-    planned = plan(leaves, session.base)
+    planned = session.plan(leaves, complete=order.complete)
     written = _write_blobs(session, staged, leaves, planned)
     watch.lap("write")
     draft = _describe(session, staged, leaves, written, order)
     watch.lap("health")
     # The manifest comes last: from its creation on the generation exists, with everything it names already durable.
-    manifest = _commit(session, draft, keep)
+    try:
+        manifest = _commit(session, draft, keep)
+    except StoreError:
+        if draft.write_id not in session.chain.tried:
+            # No manifest was even tried, so none names these blobs: on a full disk they would only be in the way.
+            discard(session, sorted(written.fresh))
+        raise
     watch.lap("publish")
     # Nothing of the base was touched so far. Only now that its successor counts may its generation be retired.
     session.base = manifest
@@ -52,9 +60,42 @@ def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Man
     return manifest
 
 
-def _digest(staged: Staged) -> list[NewLeaf]:
+def _note_progress(session: Session, order: Order) -> None:
+    try:
+        note_progress(session.store, session.chain, session.clock, attempt=session.provenance.attempt, step=order.step)
+    except StoreError as error:
+        if error.kind in FULL:
+            raise  # where this does not fit, the data does not either: make room first
+        # Nothing is decided by it. To refuse the data because its step could not be noted would lose both (B18).
+        session.events.write("progress-not-written", step=order.step, error=error.message)
+
+
+def distrust_what_is_gone(session: Session) -> None:
+    """Share nothing with a base whose blobs are not all there any more.
+
+    Somebody may have removed blobs/ under a running trainer. A generation that named what is gone would be acknowledged and
+    could not be loaded, and so would each that shares with it, until the last whole one is retired.
+    """
+    if session.base is None or not session.base.blobs:
+        return
+    there = {entry.name: entry.size_bytes for entry in session.store.list(layout.BLOBS)}
+    gone = sorted(blob.name for blob in session.base.blobs if there.get(blob.name) != blob.size_bytes)
+    if gone:
+        session.events.write("blobs-gone", generation=session.base.number, blobs=gone)
+        session.distrust(*gone)
+
+
+def new_bytes(session: Session, staged: Staged) -> int:
+    """Return how many bytes of leaves a save of ``staged`` has to write: of those that are shared, none."""
+    leaves = _digest(staged, strong=is_signing(session.store))
+    planned = plan(leaves, session.base)
+    return sum(leaves[index].size_bytes for index in (*planned.fresh, *planned.moved))
+
+
+def _digest(staged: Staged, *, strong: bool) -> list[NewLeaf]:
+    # By SHA-256 where the manifest will be signed: a signature over a digest that anyone can forge would say nothing.
     return [
-        NewLeaf(component.name, leaf.path, leaf.spec, len(leaf.data), xxh3(leaf.data))
+        NewLeaf(component.name, leaf.path, leaf.spec, len(leaf.data), digest_of(leaf.data, strong=strong))
         for component in staged.components
         for leaf in component.leaves
     ]
@@ -66,6 +107,8 @@ class _Written:
 
     blobs: tuple[BlobRecord, ...]
     places: dict[int, tuple[int, int, int]]
+    fresh: frozenset[str]
+    """The names of those among ``blobs`` that this save wrote."""
 
 
 def _write_blobs(session: Session, staged: Staged, leaves: Sequence[NewLeaf], planned: Plan) -> _Written:
@@ -81,8 +124,9 @@ def _write_blobs(session: Session, staged: Staged, leaves: Sequence[NewLeaf], pl
     except StoreError:
         discard(session, tried)
         raise
+    fresh = frozenset(blob.name for blob in blobs)
     _share(session, planned, blobs, places)
-    return _Written(tuple(blobs), places)
+    return _Written(tuple(blobs), places, fresh)
 
 
 def _groups(leaves: Sequence[NewLeaf], planned: Plan, blob_bytes: int) -> Iterator[list[int]]:
@@ -111,7 +155,8 @@ def _write_one(
         tried.append(name)
         try:
             with session.store.open_blob(name) as sink:
-                written = write_blob(sink, placed, data, [leaf.digest for leaf in leaves])
+                known = [leaf.digest for leaf in leaves]
+                written = write_blob(sink, placed, data, known, strong=is_signing(session.store))
                 sink.commit()
             break
         except StoreError as error:
@@ -187,7 +232,7 @@ def republish(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
 
 def _commit(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
     manifest = publish(session.store, session.chain, draft, keep, session.clock.wall_ns())
-    data = encode(manifest)
+    data = as_stored(session.store, layout.manifest(manifest.number), encode(manifest))
     session.manifest_bytes = len(data)
     try:
         point_at(session.store, session.chain, manifest, data)

@@ -194,6 +194,10 @@ class Refiller:
     def attributes(self, owner: object, state: dict[str, Any], path: str) -> None:
         """Overwrite the attributes of ``owner`` that ``state`` holds."""
         for name, saved in state.items():
+            if _is_part_of_the_program(owner, name):
+                # A recorder never takes code: whoever wrote this would put data in the place of a method.
+                difference = Difference(f"{path}.{name}", "data", "a part of the program", "type")
+                raise MismatchError("a saved attribute is a part of the program here", [difference], kind="type")
             vars(owner)[name] = self.value(saved, vars(owner).get(name), f"{path}.{name}")
 
     def value(self, saved: Any, live: Any, path: str) -> Any:
@@ -262,6 +266,11 @@ class Refiller:
         return live
 
 
+def _is_part_of_the_program(owner: object, name: str) -> bool:
+    inherited = next((vars(base)[name] for base in type(owner).__mro__ if name in vars(base)), None)
+    return is_code(vars(owner).get(name)) or callable(inherited) or isinstance(inherited, (property, classmethod, staticmethod))
+
+
 def _made(kind: type, content: Any, maxlen: int | None) -> Any:
     if kind is deque:
         return deque(content, maxlen)
@@ -307,7 +316,7 @@ def _set_generator(live: Any, state: Any, _: str) -> Any:
 def _set_random_state(live: Any, state: Any, _: str) -> Any:
     if type(live) is not np.random.RandomState:
         return rng.make_random_state(state)
-    live.set_state(state)
+    rng.set_random_state(live, state)
     return live
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from milepost.errors import ConflictError, CorruptError, MismatchError, NotFoundError, StoreError
 from milepost.publish import layout
-from milepost.publish.manifest import decode, decode_manifest, decode_summary, encode
+from milepost.publish.manifest import decode, decode_manifest, decode_summary, encode, read_record
 from milepost.publish.term import Claim
 from milepost.publish.view import read_pins
 from milepost.records import Fence, Manifest, Summary
@@ -151,9 +151,11 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
 
     Raises the `StoreError` of the create if the outcome stays unknown (rule 12): a request that timed out may still
     land, even much later. The same number is then tried again by the next save, and no blob this attempt named is deleted.
+    Where it is certain that nothing was done (a full disk, say) the attempt is forgotten, and its blobs may go at once.
     """
     name, data = layout.manifest(manifest.number), encode(manifest)
     failure: StoreError | None = None
+    unknown = False
     # Noted first: a create that succeeds may still fail to be acknowledged, and is then found by the next save.
     chain.tried.add(manifest.write_id)
     chain.attempts.add(manifest.write_id)
@@ -163,7 +165,9 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
                 return None
         except StoreError as error:
             failure = error
-            chain.attempted.update(blob.name for blob in manifest.blobs)
+            if not error.undone:
+                unknown = True
+                chain.attempted.update(blob.name for blob in manifest.blobs)
         holder = _holder(store, manifest.number)
         if isinstance(holder, Summary) and holder.write_id == manifest.write_id:
             # A lost answer: our create landed. Its name may not be durable yet, and we acknowledge only what is.
@@ -171,6 +175,9 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
             return None
         if holder is not None:
             return holder
+    if failure is not None and not unknown:
+        chain.tried.discard(manifest.write_id)
+        chain.attempts.discard(manifest.write_id)
     if failure is None and not chain.attempted:
         return 0  # taken by something that cannot be read at all: a directory, say
     raise failure or StoreError("a manifest appears and vanishes", kind="unstable", retryable=True, name=name, root=store.url)
@@ -180,7 +187,7 @@ def _holder(store: Store, number: int) -> Summary | int | None:
     """Return the manifest that holds a number, 0 if it cannot be read or says another number, None if there is none."""
     name = layout.manifest(number)
     try:
-        holder = decode_summary(store.read(name), name)
+        holder = decode_summary(read_record(store, name), name)
     except NotFoundError:
         return None
     except (CorruptError, MismatchError):
@@ -217,7 +224,7 @@ def _adopt_own(store: Store, chain: Chain, number: int) -> Manifest:
     It becomes the base only if the live state still goes back to it: the user may have loaded another generation since.
     """
     name = layout.manifest(number)
-    earlier = decode_manifest(store.read(name), name)
+    earlier = decode_manifest(read_record(store, name), name)
     store.sync(layout.GENERATIONS)
     base = earlier.number if earlier.write_id in chain.attempts else chain.base
     _advance(chain, earlier)
@@ -264,7 +271,7 @@ def _fence_is_ours(store: Store, chain: Chain) -> bool:
     """
     name = layout.fence(chain.term)
     try:
-        return decode(store.read(name), Fence, name).claim_id == chain.claim_id
+        return decode(read_record(store, name), Fence, name).claim_id == chain.claim_id
     except NotFoundError:
         return False
     except CorruptError:
@@ -297,7 +304,7 @@ def fenced(store: Store, chain: Chain, by: int) -> ConflictError:
 def _claimer(store: Store, term: int) -> str:
     name = layout.fence(term)
     try:
-        fence = decode(store.read(name), Fence, name)
+        fence = decode(read_record(store, name), Fence, name)
     except (NotFoundError, CorruptError):
         return f"term {term}"
     return f"pid {fence.pid} on {fence.host}, since {fence.claimed_at}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from milepost.errors import CorruptError, NotFoundError
+from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
-from milepost.publish.manifest import decode
+from milepost.publish.manifest import decode, read_record
 from milepost.records import Latest, Progress
 from milepost.store.base import Store
 
@@ -12,7 +12,7 @@ from milepost.store.base import Store
 def read_progress(store: Store) -> Progress | None:
     """Return the step a save was last begun at, or None if that was never written or cannot be read."""
     try:
-        return decode(store.read(layout.PROGRESS), Progress, layout.PROGRESS)
+        return decode(read_record(store, layout.PROGRESS), Progress, layout.PROGRESS)
     except (NotFoundError, CorruptError):
         return None
 
@@ -20,7 +20,7 @@ def read_progress(store: Store) -> Progress | None:
 def read_latest(store: Store) -> Latest | None:
     """Return what ``LATEST`` says, or None if it is not there or cannot be read: it is a hint."""
     try:
-        return decode(store.read(layout.LATEST), Latest, layout.LATEST)
+        return decode(read_record(store, layout.LATEST), Latest, layout.LATEST)
     except (NotFoundError, CorruptError):
         return None
 
@@ -29,3 +29,30 @@ def newest_named(store: Store, run_id: str) -> int:
     """Return the number that ``LATEST`` names, if it is this run's; else 0."""
     latest = read_latest(store)
     return latest.generation if latest is not None and latest.run_id == run_id else 0
+
+
+def check_listing(store: Store, lost: int) -> None:
+    """Refuse a listing that lags: ``lost``, which ``LATEST`` tells of, is not in it, but is there by its name (0: none).
+
+    A network file system may serve a listing of a minute ago. Who settled by it would make void what a writer on another
+    machine has acknowledged since; ``LATEST`` was written before that.
+    """
+    if not lost:
+        return
+    try:
+        store.read(layout.manifest(lost), 0, 0)
+    except NotFoundError:
+        return
+    raise listing_lags(store, layout.manifest(lost))
+
+
+def listing_lags(store: Store, name: str) -> StoreError:
+    """Say that a name is there and not listed."""
+    return StoreError(
+        "what is there is not all listed yet, and nothing may be decided by such a listing",
+        kind="listing-lags",
+        retryable=True,
+        hint="try again in a minute; NFS is to be mounted without nocto: milepost doctor fs says how it is",
+        root=store.url,
+        not_listed=name,
+    )

@@ -13,6 +13,8 @@ PROGRESS: Final = "progress.json"
 LATEST: Final = "LATEST"
 BALLAST: Final = "ballast"
 LOCK: Final = "writer.lock"
+LEASE: Final = "lease.json"
+SCRUB: Final = "scrub.json"
 
 TERMS: Final = "terms/"
 GENERATIONS: Final = "generations/"
@@ -25,14 +27,26 @@ ASIDE: Final = "reset/"
 DIRECTORIES: Final = (TERMS, GENERATIONS, BLOBS, PINS, QUARANTINE, EVENTS)
 """The directories which hold one run, in no particular order; ``reset/`` holds earlier runs, whole."""
 
-_BLOB = re.compile(r"^blobs/[\w.-]*-t(\d+)-[0-9a-f]{16}(?:-\d+)?\.[a-z.]+$", re.ASCII)
+HIGHEST: Final = 999_999_999_999
+"""The highest number and the highest term there can be. A name with more digits is not milepost's: whoever planted it could
+else make the next claim's own number one that no file can be named by."""
+
+MOST_MANIFEST_BYTES: Final = 256 << 20
+MOST_SCRUB_BYTES: Final = 16 << 20
+MOST_RECORD_BYTES: Final = 1 << 20
+"""How large a manifest, ``scrub.json``, and any other record or line of an event log, may be: a larger one is refused unread."""
+
+_BLOB = re.compile(r"blobs/[\w.-]*-t(\d{1,12})-[0-9a-f]{16}(?:-\d{1,6})?\.[a-z.]+", re.ASCII)
 """Matches what any writer leaves in blobs/: `000042-t7-<nonce>.safetensors`, the same with `.part`, `LATEST-t7-<nonce>.tmp`."""
-_BLOB_NUMBER = re.compile(r"^blobs/(\d+)-t\d+-")
-_FENCE = re.compile(r"^terms/(\d+)\.json$")
-_SETTLEMENT = re.compile(r"^terms/(\d+)\.from\.json$")
-_GENERATION = re.compile(r"^generations/(\d+)\.json$")
-_PIN = re.compile(r"^pins/(\d+)$")
-_MARK = re.compile(r"^quarantine/(\d+)\.json$")
+_BLOB_NUMBER = re.compile(r"blobs/(\d{6,12})-t\d{1,12}-.*", re.ASCII)
+# One spelling a number: a second name for one would be read, and never deleted or written.
+_TERM_DIGITS, _DIGITS = r"(\d{4}|[1-9]\d{4,11})", r"(\d{6}|[1-9]\d{6,11})"
+_FENCE = re.compile(rf"terms/{_TERM_DIGITS}\.json", re.ASCII)
+_SETTLEMENT = re.compile(rf"terms/{_TERM_DIGITS}\.from\.json", re.ASCII)
+_EVENTS = re.compile(rf"events/{_TERM_DIGITS}\.jsonl", re.ASCII)
+_GENERATION = re.compile(rf"generations/{_DIGITS}\.json", re.ASCII)
+_PIN = re.compile(rf"pins/{_DIGITS}", re.ASCII)
+_MARK = re.compile(rf"quarantine/{_DIGITS}\.json", re.ASCII)
 
 
 def fence(term: int) -> str:
@@ -71,6 +85,11 @@ def events(term: int) -> str:
     return f"{EVENTS}{term:04d}.jsonl"
 
 
+def events_term(name: str) -> int | None:
+    """Return the term whose event log ``name`` is, or None."""
+    return _number(_EVENTS, name)
+
+
 def label(term: int) -> str:
     """Return what a writer of ``term`` puts into the names of its temporary files."""
     return f"t{term}"
@@ -103,7 +122,13 @@ def mark_number(name: str) -> int | None:
 
 def blob_term(name: str) -> int | None:
     """Return the term of whoever wrote ``name`` into ``blobs/``, unfinished and temporary files too; None if not milepost's."""
-    return _number(_BLOB, name)
+    return _number(_BLOB, name, least=0)
+
+
+def is_blob(name: str) -> bool:
+    """Return whether a manifest may name ``name`` as a blob: no record, no unfinished or temporary file."""
+    known = len(name) <= 255 and blob_number(name) is not None and blob_term(name) is not None
+    return known and not name.endswith((".part", ".tmp"))
 
 
 def blob_number(name: str) -> int | None:
@@ -114,6 +139,14 @@ def blob_number(name: str) -> int | None:
     return _number(_BLOB_NUMBER, name)
 
 
-def _number(pattern: re.Pattern[str], name: str) -> int | None:
-    found = pattern.match(name)
-    return int(found.group(1)) if found else None
+def most_bytes(name: str) -> int:
+    """Return how large the record ``name`` may be."""
+    if name.endswith(SCRUB):
+        return MOST_SCRUB_BYTES
+    return MOST_MANIFEST_BYTES if name.rpartition("/")[0].endswith(GENERATIONS[:-1]) else MOST_RECORD_BYTES
+
+
+def _number(pattern: re.Pattern[str], name: str, *, least: int = 1) -> int | None:
+    found = pattern.fullmatch(name)
+    number = int(found.group(1)) if found else -1
+    return number if number >= least else None

@@ -1,21 +1,27 @@
-"""Write and read JSON records: compact JSON that ends with a digest of itself."""
+"""Write and read JSON records: compact JSON that ends with a digest of itself.
+
+A seal tells rot from what was written. It does not tell who wrote it: whoever can write to a run root can seal, too. So a
+record is read with a bound on its size, and `milepost.publish.sane` looks at what it says before anybody acts on it.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import TypeVar
+import json
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from milepost.encode.digest import seal, unseal
-from milepost.errors import CorruptError, MismatchError
+from milepost.errors import CorruptError, MismatchError, UsageError
 from milepost.publish import layout
-from milepost.records import FORMAT_VERSION, Difference, Manifest, RunRecord, Summary
+from milepost.publish.sane import absurdity
+from milepost.records import FORMAT_VERSION, Difference, Manifest, RunRecord, Scrubbed, Summary
+from milepost.store.base import Store
 
 T = TypeVar("T")
-S = TypeVar("S", Summary, Manifest, RunRecord)
 
-_FAR_NS = 1 << 63
+
+_MOST = {Manifest: layout.MOST_MANIFEST_BYTES, Scrubbed: layout.MOST_SCRUB_BYTES}
 
 
 class _Format(msgspec.Struct):
@@ -23,75 +29,91 @@ class _Format(msgspec.Struct):
 
 
 def encode(record: object) -> bytes:
-    """Return a record's sealed bytes."""
-    return seal(msgspec.json.encode(record))
+    """Return a record's sealed bytes. Raises `UsageError` (kind ``too-large``) if they are more than a reader takes."""
+    data = seal(msgspec.json.encode(record))
+    if len(data) > _MOST.get(type(record), layout.MOST_RECORD_BYTES):
+        raise UsageError(
+            "a record is larger than milepost reads",
+            kind="too-large",
+            hint="hold values in arrays: every element of a list or dict takes its place in the manifest",
+            record=type(record).__name__,
+            size_bytes=len(data),
+        )
+    return data
+
+
+def read_record(store: Store, name: str) -> bytes:
+    """Return the bytes of a record. Raises `NotFoundError`, and `CorruptError` if it is larger than any that was written.
+
+    A file of a terabyte in the place of a record takes no more memory than the largest record.
+    """
+    most = layout.most_bytes(name)
+    data = store.read(name, 0, most + 1)
+    if len(data) > most:
+        raise CorruptError("a record is too large to be one", kind="damaged-record", name=name, most_bytes=most)
+    return data
 
 
 def decode(data: bytes, kind: type[T], name: str) -> T:
     """Return the record in ``data``, read from ``name``. Raises `CorruptError` unless it is exactly what was written."""
     body = unseal(data, name)
     try:
-        return msgspec.json.decode(body, type=kind, strict=True)
-    except (msgspec.DecodeError, RecursionError) as error:
+        record = msgspec.json.decode(body, type=kind, strict=True)
+        _refuse_second_members(body, record)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         # A newer format may have other members altogether: then the version is what to tell.
         _refuse_newer(body, name)
         raise CorruptError(
             "a record is sealed but is not what its name promises", kind="damaged-record", name=name, cause=error
         ) from error
+    if isinstance(record, Summary | RunRecord):
+        check_format(record.format_version, name)
+    says = absurdity(record, name)
+    if says:
+        raise CorruptError("a record is sealed but says what cannot be", kind="damaged-record", name=name, says=says)
+    return record
 
 
 def decode_run(data: bytes, name: str) -> RunRecord:
     """Return the record that names a run."""
-    return _versioned(data, RunRecord, name)
+    return decode(data, RunRecord, name)
 
 
 def decode_summary(data: bytes, name: str) -> Summary:
     """Return the part of a manifest that judging needs, without its trees and leaves."""
-    return _versioned(data, Summary, name)
+    return decode(data, Summary, name)
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
-    """Return a whole manifest, its leaves known to lie within its blobs."""
-    manifest = _versioned(data, Manifest, name)
-    for component in manifest.components:
-        for leaf in component.leaves:
-            # Sealed does not mean sane: a reader takes memory by these numbers before it sees a byte.
-            if not (
-                0 <= leaf.blob < len(manifest.blobs) and 0 <= leaf.start <= leaf.stop <= manifest.blobs[leaf.blob].size_bytes
-            ):
-                raise CorruptError("a manifest places a leaf outside its blob", kind="damaged-record", name=name, leaf=leaf.path)
-    return manifest
+    """Return a whole manifest, its leaves known to lie within its blobs and not over each other."""
+    return decode(data, Manifest, name)
 
 
-def _versioned(data: bytes, kind: type[S], name: str) -> S:
-    record = decode(data, kind, name)
-    check_format(record.format_version, name)
-    if isinstance(record, Summary) and (what := _absurd(record)):
-        raise CorruptError("a manifest is sealed but says what cannot be", kind="damaged-record", name=name, says=what)
-    return record
+def _refuse_second_members(body: bytes, record: object) -> None:
+    """Raise ValueError if an object in ``body`` has a member twice: two readers could each believe another one.
+
+    A record that is written again as it was read has none, and nearly all are; only with members that we do not know of is
+    the text gone through. A summary is the beginning of its manifest.
+    """
+    again = msgspec.json.encode(record)
+    if body == again or (type(record) is Summary and body.startswith(again[:-1])):
+        return
+    json.loads(body, object_pairs_hook=_once, parse_int=str, parse_float=str, parse_constant=_no_number)
 
 
-def _absurd(record: Summary) -> str:
-    """Return what in a manifest milepost never writes, though its seal fits; empty if there is nothing."""
-    for blob in record.blobs:
-        if layout.blob_term(blob.name) is None or blob.size_bytes < 0:
-            return f"a blob called {blob.name!a} of {blob.size_bytes} bytes"
-    if not -_FAR_NS < record.commit_timestamp < _FAR_NS:
-        return f"commit_timestamp {record.commit_timestamp}"
-    try:
-        if not math.isfinite(float.fromhex(record.elapsed_s)):
-            return f"elapsed_s {record.elapsed_s}"
-        for metric in record.metrics.values():
-            float.fromhex(metric.value)
-    except (ValueError, OverflowError) as error:
-        return str(error)
-    return ""
+def _once(members: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in members}) != len(members):
+        raise ValueError("a member is there twice")
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _refuse_newer(body: bytes, name: str) -> None:
     try:
         found = msgspec.json.decode(body, type=_Format).format_version
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return
     check_format(found, name)
 

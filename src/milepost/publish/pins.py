@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from milepost.errors import NotFoundError
+from contextlib import suppress
+
+from milepost.errors import NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.manifest import encode
+from milepost.publish.signed import refuse_unsigned
 from milepost.publish.view import View, read
 from milepost.records import Pin, Summary
 from milepost.store.base import Store
@@ -17,6 +20,7 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
     at the wishes once more before it deletes, so one of the two sees the other. And only a promise makes alive: a wish
     that is about to fail must not let a claimer roll back to a generation whose blobs are being deleted.
     """
+    refuse_unsigned(store)
     name = layout.pin(number)
     view = read(store)
     found = _pinnable(store, view, number)
@@ -26,10 +30,15 @@ def pin(store: Store, number: int, *, by: str = "") -> Summary:
     store.replace(name, encode(Pin(view.run_id, number, "wanted", by)))
     try:
         found = _pinnable(store, read(store), number)
+        store.replace(name, encode(Pin(view.run_id, number, "held", by)))
     except NotFoundError:
         unpin(store, number)
         raise
-    store.replace(name, encode(Pin(view.run_id, number, "held", by)))
+    except StoreError:
+        # A wish that nobody answers would hold a generation's bytes for ever, on a disk that is full perhaps.
+        with suppress(StoreError):
+            unpin(store, number)
+        raise
     return found
 
 

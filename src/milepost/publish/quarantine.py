@@ -10,6 +10,9 @@ from milepost.publish.manifest import encode
 from milepost.records import QuarantineMark
 from milepost.store.base import Store
 
+_LONGEST = 4000
+"""Of a reason, in characters: it may name every blob of a generation, and a record is small."""
+
 
 def mark(
     store: Store, clock: Clock, *, run_id: str, term: int, number: int, kind: Literal["damaged", "kills-loader"], reason: str
@@ -19,7 +22,7 @@ def mark(
     ``damaged`` is only a memory of what was seen: each claim checks again, since a paused old writer may have written
     the mark, or the medium may have recovered. ``kills-loader`` stands until an operator clears it.
     """
-    record = QuarantineMark(run_id, number, kind, reason, utc_text(clock.wall_ns()), term)
+    record = QuarantineMark(run_id, number, kind, reason[:_LONGEST], utc_text(clock.wall_ns()), term)
     store.replace(layout.mark(number), encode(record), label=layout.label(term))
     return record
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from milepost.clock import Clock
-from milepost.errors import ConflictError, CorruptError, NotFoundError
+from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.hints import read_latest, read_progress
-from milepost.publish.manifest import decode_summary, encode
+from milepost.publish.manifest import decode_summary, encode, read_record
 from milepost.publish.term import Claim, Identity, claim
 from milepost.publish.view import Terms, no_such_run, read_manifests, read_pins, read_run, read_terms
 from milepost.records import FORMAT_VERSION, Pin, Reset, RunRecord, Settlement
@@ -25,13 +25,33 @@ def reset(store: Store, clock: Clock, who: Identity) -> Reset:
 
     The caller holds the store's guard. Raises `NotFoundError` if there is no run. Killed half-way, the next claimer goes on.
     """
+    return finish(store, begin(store, clock, who))
+
+
+def begin(store: Store, clock: Clock, who: Identity) -> Claim:
+    """Start a new run in this root. From here on the old one is void, whatever becomes of its files."""
     listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
     if read_run(store, read_terms(store, listing)) is None:
         raise no_such_run(store)
-    claimed = claim(store, clock, who, reset=True)
-    set_aside(store, claimed)
-    assert claimed.settlement.reset is not None
-    return claimed.settlement.reset
+    return claim(store, clock, who, reset=True)
+
+
+def finish(store: Store, claimed: Claim) -> Reset:
+    """Move the old run aside. May be run again after it has failed, by this process or the next claimer."""
+    record = claimed.settlement.reset
+    assert record is not None
+    try:
+        set_aside(store, claimed)
+    except StoreError as error:
+        raise StoreError(
+            f"the run is reset, but its files could not all be moved aside: {error.message}",
+            kind=error.kind,
+            retryable=True,
+            hint="the next start moves the rest, and loses none of it; " + (error.hint or "see to the disk first"),
+            root=store.url,
+            moved_to=record.to,
+        ) from error
+    return record
 
 
 def set_aside(store: Store, claimed: Claim) -> bool:
@@ -60,7 +80,9 @@ def _finish(store: Store, claimed: Claim, reset: Reset) -> None:
     for pin in pins:
         _pin_aside(store, reset, pin)
     marks = [entry.name for entry in store.list(layout.QUARANTINE) if (layout.mark_number(entry.name) or reset.next) < reset.next]
-    events = [layout.events(term) for term in range(reset.first_term, reset.term)]
+    # The logs that are there: terms are numbers which a damaged settlement may have set anywhere.
+    logs = {entry.name for entry in store.list(layout.EVENTS)}
+    events = [name for name in sorted(logs) if reset.first_term <= (layout.events_term(name) or 0) < reset.term]
     _move(store, reset, [*marks, *events])
     _move_hints(store, reset)
     _copy_terms(store, claimed.view.terms, reset)
@@ -124,7 +146,7 @@ def _kept(store: Store, reset: Reset) -> set[int]:
     name = layout.manifest(reset.head)
     for place in (reset.to + name, name):
         try:
-            return {reset.head, *decode_summary(store.read(place), name).keep}
+            return {reset.head, *decode_summary(read_record(store, place), name).keep}
         except (NotFoundError, CorruptError):
             continue
     return set()
@@ -132,9 +154,8 @@ def _kept(store: Store, reset: Reset) -> set[int]:
 
 def _copy_terms(store: Store, terms: Terms, reset: Reset) -> None:
     """Copy the old run's term records; in the place of the reset's own stands a settlement on the old head."""
-    for term in range(reset.first_term, reset.term + 1):
-        fence = terms.fences.get(term)
-        if fence is not None:
+    for term, fence in terms.fences.items():
+        if fence is not None and reset.first_term <= term <= reset.term:
             store.create(reset.to + layout.fence(term), encode(fence))
     for term, each in terms.settlements.items():
         if reset.first_term <= term < reset.term:

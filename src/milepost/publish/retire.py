@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from milepost.errors import UsageError
@@ -72,7 +72,17 @@ def sweep(store: Store, claimed: Claim) -> Retired:
     blobs = _unnamed(claimed, staying)
     for name in blobs:
         store.delete(name)
+    _forget_marks(store, claimed, gone)
     return Retired(tuple(sorted(gone)), tuple(blobs))
+
+
+def _forget_marks(store: Store, claimed: Claim, gone: Collection[int]) -> None:
+    """Take the quarantine marks off numbers that nothing has any more: none of them is ever used again."""
+    listing = claimed.view.listing
+    there = {*listing.summaries, *listing.unreadable, *listing.misnamed} - {*gone}
+    for number in claimed.view.marks:
+        if number not in there and number < claimed.settlement.next:
+            store.delete(layout.mark(number))
 
 
 def _unnamed(claimed: Claim, staying: Iterable[Summary]) -> list[str]:

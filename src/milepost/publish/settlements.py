@@ -9,10 +9,11 @@ import msgspec
 from milepost.encode.digest import unseal
 from milepost.errors import CorruptError, NotFoundError
 from milepost.publish import layout
+from milepost.publish.sane import absurdity
 from milepost.records import Settlement, Summary
 from milepost.store.base import Store
 
-_FIRST_LINES_BYTES = 1 << 20
+_FIRST_LINES_BYTES = layout.MOST_RECORD_BYTES
 """The event that repeats a settlement is the first of its term's log; how long the log grew does not matter."""
 
 
@@ -44,8 +45,9 @@ def _from_events(store: Store, term: int) -> Settlement | None:
             event = msgspec.json.decode(unseal(line, name), type=_Event)
         except (CorruptError, msgspec.DecodeError, RecursionError):
             continue  # a torn line, or another kind of event
-        if event.event in ("claimed", "reset") and event.settlement is not None and event.settlement.term == term:
-            return event.settlement
+        found = event.settlement
+        if event.event in ("claimed", "reset") and found is not None and not absurdity(found, layout.settlement(term)):
+            return found
     return None
 
 

@@ -6,13 +6,16 @@ generations made *after* the fence sees that save; only then may a boundary be w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from milepost.clock import Clock, utc_text
-from milepost.errors import ConflictError, CorruptError, NotFoundError
+from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
-from milepost.publish.hints import newest_named
-from milepost.publish.manifest import decode_run, encode
+from milepost.publish.hints import check_listing, listing_lags, newest_named
+from milepost.publish.manifest import decode_run, encode, read_record
+from milepost.publish.signed import refuse_unsigned
 from milepost.publish.view import (
     Listing,
     Terms,
@@ -78,39 +81,40 @@ def claim(store: Store, clock: Clock, who: Identity, *, reset: bool = False) -> 
     With ``reset`` the settlement says that a new run starts here, which makes everything published so far void (rule 26).
     Deletes nothing: sweeping is `milepost.publish.retire.sweep`, called once the caller has taken what it needs.
     """
-    _refuse_newer_format(store)
+    _refuse_what_is_not_ours(store)
     term, claim_id = _fence(store, clock, who)
-    _seal(store, term)
-    listed = _list(store, clock)
-    settlement = _boundary(listed.view, term, clock, reset=reset)
-    if not reset:
-        _something_readable(store, listed.view)
-    _settle(store, settlement)
+    with _overtaken(store, term):
+        _seal(store, term)
+        listed = _list(store, clock)
+        settlement = _boundary(store, listed.view, term, clock, reset=reset)
+        if not reset:
+            _something_readable(store, listed.view)
+        _settle(store, settlement)
     return Claim(term, claim_id, settlement, listed.view, listed.blobs)
 
 
-def _refuse_newer_format(store: Store) -> None:
-    """Look at the format before anything is written: the root of a newer milepost is left as it is."""
+def _refuse_what_is_not_ours(store: Store) -> None:
+    """Look before anything is written: the root of a newer milepost is left as it is, and so is a signed one without its key."""
     try:
-        decode_run(store.read(layout.RUN), layout.RUN)
+        decode_run(read_record(store, layout.RUN), layout.RUN)
     except (NotFoundError, CorruptError):
         return
+    refuse_unsigned(store)
 
 
 def _fence(store: Store, clock: Clock, who: Identity) -> tuple[int, str]:
     """Create the fence of the next term (rule 4). From here on no lower writer acknowledges anything."""
     claim_id = clock.nonce()
     for _ in range(ATTEMPTS):
-        term = _next_term(store)
+        term = _within_reach(store, _next_term(store), "term")
         fence = Fence(term, claim_id, who.host, who.boot_id, who.pid, utc_text(clock.wall_ns()))
-        # The temporary file still goes by the term before: killed here, it must be a lower term's leftover for whoever
-        # takes this one.
-        made = store.create(layout.fence(term), encode(fence), label=layout.label(term - 1))
+        made = _create_fence(store, fence)
         # Whoever made it, its name must be durable before we build on its being there: after a power cut a fence that
         # vanished would leave two writers under one term.
         store.sync(layout.TERMS)
         if made:
             return term, claim_id
+    _something_else_there(store, layout.fence(term))
     raise ConflictError(
         "another process claimed the run at the same moment, again and again",
         kind="claim-race",
@@ -118,6 +122,42 @@ def _fence(store: Store, clock: Clock, who: Identity) -> tuple[int, str]:
         root=store.url,
         attempts=ATTEMPTS,
     )
+
+
+def _create_fence(store: Store, fence: Fence) -> bool:
+    """Create a fence; return whether that is what lies there now."""
+    try:
+        # The temporary file still goes by the term before: killed here, it must be a lower term's leftover for whoever
+        # takes this one.
+        return store.create(layout.fence(fence.term), encode(fence), label=layout.label(fence.term - 1))
+    except StoreError as error:
+        # Another may have claimed while we stood still, and have swept our unfinished file: we came too late, no more.
+        if error.kind != "vanished" or _next_term(store) <= fence.term:
+            raise
+        return False
+
+
+def _something_else_there(store: Store, name: str) -> None:
+    """Raise `CorruptError` if a name is taken by what is no file, a link or a directory say: nobody claims there, ever."""
+    try:
+        store.read(name, 0, 0)
+    except NotFoundError:
+        raise CorruptError(
+            "something that is no file lies where a record is due", kind="not-a-file", hint="remove it", root=store.url, name=name
+        ) from None
+
+
+def _within_reach(store: Store, number: int, what: str) -> int:
+    """Return ``number`` if files can be named by it. It never runs out by itself: somebody planted a name close to the end."""
+    if number > layout.HIGHEST:
+        raise CorruptError(
+            "a number in this run is so high that none can follow it",
+            kind="number-too-high",
+            hint=f"milepost ls --all {store.url}; remove what bears the highest number: no run of milepost's gets there",
+            root=store.url,
+            **{what: number - 1},
+        )
+    return number
 
 
 def _next_term(store: Store) -> int:
@@ -138,6 +178,9 @@ def _seal(store: Store, term: int) -> None:
     listed, and makes void what we are about to resume from.
     """
     names = {entry.name for entry in store.list(layout.TERMS)}
+    if layout.fence(term) not in names:
+        # A listing from before our own fence may lack others as well, and one that is not sealed may settle yet.
+        raise listing_lags(store, layout.fence(term))
     fenced = sorted(lower for name in names if (lower := layout.fence_term(name) or term) < term)
     for lower in fenced:
         if layout.settlement(lower) in names:
@@ -169,6 +212,7 @@ def _list(store: Store, clock: Clock) -> _Listed:
     run_id = _run_of(store, listing, terms, clock)
     pins, marks = read_pins(store, run_id), read_marks(store, run_id)
     view = judge(run_id, listing, terms, pins, marks, newest_named(store, run_id))
+    check_listing(store, view.lost)
     return _Listed(view, blobs)
 
 
@@ -190,7 +234,7 @@ def _run_of(store: Store, listing: Listing, terms: Terms, clock: Clock) -> str:
     return made_meanwhile
 
 
-def _boundary(view: View, term: int, clock: Clock, *, reset: bool) -> Settlement:
+def _boundary(store: Store, view: View, term: int, clock: Clock, *, reset: bool) -> Settlement:
     """Say where this term starts: from which head, and with which number nobody has used.
 
     ``next`` goes on from every number ever seen, void ones and earlier settlements included. Without that record, a void
@@ -198,7 +242,7 @@ def _boundary(view: View, term: int, clock: Clock, *, reset: bool) -> Settlement
     """
     head = view.head.number if view.head else 0
     used = [view.listing.highest, *(other.next - 1 for other in view.terms.settlements.values())]
-    following = 1 + max(used)
+    following = _within_reach(store, 1 + max(used), "generation")
     last = view.terms.resets[-1] if view.terms.resets else None
     if not reset:
         return Settlement(view.run_id, term, head, following, view.unsure, last)
@@ -232,10 +276,29 @@ def _settle(store: Store, settlement: Settlement) -> None:
     made = store.create(layout.settlement(term), encode(settlement), label=layout.label(term))
     store.sync(layout.TERMS)
     if not made:
-        raise ConflictError(
-            "another process claimed the run while this one was claiming it; nothing was changed",
-            kind="fenced",
-            hint="only one process may train a run; stop one of them",
-            root=store.url,
-            term=term,
-        )
+        raise _fenced(store, term)
+
+
+@contextmanager
+def _overtaken(store: Store, term: int) -> Iterator[None]:
+    """Tell a claimer that a later one has overtaken just that.
+
+    To one that stood still in between it looks like a sick disk, since its unfinished files were swept; or like a damaged
+    run, since the generations it had listed are gone, and the ones it has not seen are named by all that it reads later.
+    """
+    try:
+        yield
+    except (StoreError, NotFoundError, CorruptError) as error:
+        if _next_term(store) > term + 1:
+            raise _fenced(store, term) from error
+        raise
+
+
+def _fenced(store: Store, term: int) -> ConflictError:
+    return ConflictError(
+        "another process claimed the run while this one was claiming it; nothing was changed",
+        kind="fenced",
+        hint="only one process may train a run; stop one of them",
+        root=store.url,
+        term=term,
+    )

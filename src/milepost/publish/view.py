@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
-from milepost.publish.hints import newest_named
-from milepost.publish.manifest import decode, decode_run, decode_summary
+from milepost.publish.hints import check_listing, newest_named
+from milepost.publish.manifest import decode, decode_run, decode_summary, read_record
 from milepost.publish.settlements import lost_settlement, repeated_settlement
 from milepost.records import Fence, Pin, QuarantineMark, Reset, Settlement, Summary
 from milepost.store.base import Store
@@ -107,9 +107,14 @@ class View:
     def lost(self) -> int:
         """Return the number of a newer generation than the head that ``LATEST`` tells of and that is nowhere; 0 if there is none.
 
-        ``LATEST`` is written after its generation has counted, and numbers only rise: somebody removed the manifest.
+        ``LATEST`` is written after its generation has counted, and numbers only rise: somebody removed the manifest. But not
+        if a claim has settled below it since: ``LATEST`` is not synced, so after a power cut it may still tell of one that
+        an operator dropped, or that was void and swept.
         """
-        return self.latest if self.latest > max(self.listing.highest, self.head.number if self.head else 0) else 0
+        settled = self.terms.newest
+        if self.latest <= max(self.listing.highest, self.head.number if self.head else 0):
+            return 0
+        return 0 if settled is not None and settled.head < self.latest < settled.next else self.latest
 
     @property
     def barrier(self) -> int:
@@ -151,6 +156,7 @@ def read(store: Store) -> View:
         # Published while we looked, perhaps; LATEST is read last.
         listing = _list(store)
         view = judge(run_id, listing, read_terms(store, listing), pins, marks, view.latest)
+    check_listing(store, view.lost)
     return view
 
 
@@ -168,10 +174,15 @@ def _list(store: Store) -> Listing:
     """Read all manifests of one listing. What was retired between its listing and its reading may have been the head
     then, and its successor is not in that listing: list again.
     """
+    before: list[str] = []
     for _ in range(_LISTINGS):
-        listing = read_manifests(store, [entry.name for entry in store.list(layout.GENERATIONS)])
-        if not listing.vanished:
+        names = [entry.name for entry in store.list(layout.GENERATIONS)]
+        listing = read_manifests(store, names)
+        # The same names again, and one of them still not there: a network file system that goes on listing what was deleted.
+        # What was published since is in this listing, or `check_listing` misses it.
+        if not listing.vanished or names == before:
             return listing
+        before = names
     raise StoreError(
         "generations are retired faster than they can be read",
         kind="unstable",
@@ -249,11 +260,9 @@ def read_run(store: Store, terms: Terms) -> str | None:
     ``milepost.json`` says it only until the first settlement, so that its loss or damage loses no run.
     """
     try:
-        data = store.read(layout.RUN)
+        first = decode_run(read_record(store, layout.RUN), layout.RUN)
     except NotFoundError:
         return terms.newest.run_id if terms.newest else None
-    try:
-        first = decode_run(data, layout.RUN)
     except CorruptError as error:
         if terms.newest is None:
             raise CorruptError(
@@ -278,7 +287,7 @@ def read_manifests(store: Store, names: Iterable[str]) -> Listing:
         if number is None:
             continue
         try:
-            summary = decode_summary(store.read(name), name)
+            summary = decode_summary(read_record(store, name), name)
         except NotFoundError:
             vanished = True
             continue
@@ -320,9 +329,19 @@ def read_terms(store: Store, listing: Listing) -> Terms:
 
 def _read_or_none(store: Store, name: str, kind: type[T]) -> T | None:
     try:
-        return decode(store.read(name), kind, name)
+        return decode(read_record(store, name), kind, name)
     except CorruptError:
         return None
+    except NotFoundError as error:
+        # Term records are never deleted. Nothing may be concluded from one that was listed and is gone.
+        raise StoreError(
+            "the record of a term was removed while it was read",
+            kind="vanished",
+            retryable=True,
+            hint="was the run root removed or moved? look before you start again",
+            root=store.url,
+            name=name,
+        ) from error
 
 
 def read_pins(store: Store, run_id: str) -> dict[int, Pin]:
@@ -333,7 +352,7 @@ def read_pins(store: Store, run_id: str) -> dict[int, Pin]:
         if number is None:
             continue
         try:
-            pin = decode(store.read(entry.name), Pin, entry.name)
+            pin = decode(read_record(store, entry.name), Pin, entry.name)
         except NotFoundError:
             continue
         except CorruptError:
@@ -351,7 +370,7 @@ def read_marks(store: Store, run_id: str) -> dict[int, QuarantineMark]:
         if number is None:
             continue
         try:
-            mark = decode(store.read(entry.name), QuarantineMark, entry.name)
+            mark = decode(read_record(store, entry.name), QuarantineMark, entry.name)
         except NotFoundError:
             continue
         except CorruptError:

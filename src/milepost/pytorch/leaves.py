@@ -118,7 +118,7 @@ def module_scalars() -> tuple[tuple[type, ObjectKind], ...]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
+    found = vars(torch).get(name)  # not getattr: torch imports modules for names that it is asked for
     if not isinstance(found, torch.dtype):
         raise TypeError(name)
     return found

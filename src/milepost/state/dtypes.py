@@ -25,6 +25,10 @@ _LONG_NAMES = {
 _LONG = {name: dtype for dtype, name in _LONG_NAMES.items()}
 
 
+_LONGEST_NAME = 1 << 16
+"""Names are kept, a thousand of them."""
+
+
 def _plain_dtypes() -> dict[str, np.dtype[Any]]:
     native = [np.dtype(name) for name in (*_NUMBERS, *_FLOATS)]
     swapped = [dtype.newbyteorder(">") for dtype in native if dtype.itemsize > 1]
@@ -39,8 +43,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of ``dtype``, or an empty text if its bytes alone don't say what it holds (objects, foreign kinds)."""
     if dtype.hasobject:
         return ""
-    name = _structure(dtype) if dtype.names is not None else _simple_name(dtype)
     try:
+        name = _structure(dtype) if dtype.names is not None else _simple_name(dtype)
         return name if name and _same(dtype_named(name), dtype) else ""
     except CorruptError:
         return ""
@@ -75,12 +79,14 @@ def dtype_named(name: str) -> np.dtype[Any]:
     found = _PLAIN.get(name, _LONG.get(name))
     if found is not None:
         return found
+    if len(name) > _LONGEST_NAME:
+        raise _unknown(name)
     try:
         if name.startswith("struct"):
             return _structured(json.loads(name[len("struct") :]), name)
         if _SIZED.fullmatch(name) or _TIMES.fullmatch(name):
             found = np.dtype(name)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError) as error:
         raise _unknown(name) from error
     if found is None or str(found) != name:
         raise _unknown(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from milepost.state.tree import MOST_KEY_LEVELS, MOST_LEVELS
 
 _MOST_LEVELS = MOST_LEVELS + 1  # a scalar may stand at the bottom of the deepest container
 _HASHABLE = frozenset(DECODE) - {"bytearray"}
+_MOST_WITH_ONE_HASH = 64
 
 
 class LeafSource(Protocol):
@@ -57,6 +58,12 @@ def skeleton(node: Node, leaves: Sequence[LeafRecord]) -> Any:
     return _Skeleton(leaves).value(node)
 
 
+def check_tree(node: Node, leaves: Sequence[LeafRecord]) -> None:
+    """Raise what `inflate` would raise for this tree, as far as that shows before a leaf is read; changes nothing."""
+    load_edges()
+    _Checker(leaves).value(node)
+
+
 def record_at(leaves: Sequence[LeafRecord], node: Node) -> LeafRecord:
     """Return the leaf that an ``array`` node refers to."""
     index = node[1] if len(node) == 2 else None
@@ -80,6 +87,17 @@ def _unknown_kind(name: str, path: str = "") -> UsageError:
     hint = f"import {package} (or what registers this kind) before loading"
     what = "what brings this kind of value has not been imported"
     return UsageError(what, kind="unknown-kind", hint=hint, path=path, is_a=name)
+
+
+def _check_raw(record: LeafRecord) -> None:
+    if record.dtype != "uint8" or record.shape != (record.size_bytes,):
+        raise CorruptError("a stored leaf has another size", kind="damaged-tree", path=record.path, spec=record.spec)
+
+
+def _too_large(record: LeafRecord) -> UsageError:
+    hint = "load on a machine with more memory, or only some components: parts=[...]"
+    what = "a stored leaf is larger than the memory there is"
+    return UsageError(what, kind="too-large", hint=hint, path=record.path, spec=record.spec, size_bytes=record.size_bytes)
 
 
 class TreeReader(ABC):
@@ -125,9 +143,22 @@ def read_pairs(pairs: Any) -> list[tuple[Hashable, Any]]:
     if type(pairs) is not list or not all(type(pair) is list and len(pair) == 2 for pair in pairs):
         damaged(pairs)
     made = [(_read_bare(key) if type(key) is str else read_key(key), child) for key, child in pairs]
-    if len({key for key, _ in made}) != len(made):
+    if len(_set_of([key for key, _ in made])) != len(made):
         damaged(pairs)
     return made
+
+
+def _set_of(keys: list[Hashable]) -> frozenset[Hashable]:
+    """Return ``keys`` as a set, in a time that grows as their number does.
+
+    Text hashes differently in each process. Integers, floats and tuples don't: whoever writes a file can choose thousands
+    with one hash, and a set or dict of them takes time by the square of their number.
+    """
+    if len(keys) > _MOST_WITH_ONE_HASH:
+        counts = Counter(hash(key) for key in keys if type(key) is not str)
+        if max(counts.values(), default=0) > _MOST_WITH_ONE_HASH:
+            damaged(keys[:1])
+    return frozenset(keys)
 
 
 def _read_bare(key: str) -> str:
@@ -148,7 +179,7 @@ def read_key(node: Any, depth: int = 0) -> Hashable:
 
 
 def _unique(elements: list[Hashable]) -> frozenset[Hashable]:
-    made = frozenset(elements)
+    made = _set_of(elements)
     return made if len(made) == len(elements) else damaged(elements)
 
 
@@ -191,6 +222,8 @@ class Inflater(TreeReader):
         kind = kind_of(record)
         try:
             value = kind.make(record.spec)
+        except MemoryError as error:
+            raise _too_large(record) from error
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:
             raise CorruptError("a stored leaf cannot exist", kind="damaged-tree", path=record.path, spec=record.spec) from error
         if record.size_bytes:
@@ -204,9 +237,13 @@ class Inflater(TreeReader):
         self.source.read_into(index, memory)
 
     def _raw(self, index: int, record: LeafRecord, read: Callable[[bytearray], Any]) -> Any:
-        if record.dtype != "uint8" or record.shape != (record.size_bytes,):
-            raise CorruptError("a stored leaf has another size", kind="damaged-tree", path=record.path, spec=record.spec)
-        data = bytearray(record.size_bytes)
+        _check_raw(record)
+        if record.kind == "opaque" and not self.trust_pickle:
+            unpickled(b"", record.path, trust=False)  # refused before a byte is read
+        try:
+            data = bytearray(record.size_bytes)
+        except MemoryError as error:
+            raise _too_large(record) from error
         if data:
             self.source.read_into(index, memoryview(data))
             self.source.settle()
@@ -239,6 +276,21 @@ class _Skeleton(TreeReader):
         return record_at(self.leaves, node).spec
 
     def object(self, kind: str, state: Any) -> Any:  # noqa: ARG002 - the plain state is the answer
+        return state
+
+
+class _Checker(_Skeleton):
+    def leaf(self, node: Node, path: str) -> LeafSpec:
+        record = record_at(self.leaves, node)
+        if record.kind not in _RAW:
+            kind_of(record)
+        else:
+            _check_raw(record)
+        return super().leaf(node, path)
+
+    def object(self, kind: str, state: Any) -> Any:
+        if object_kind_named(kind) is None:
+            raise _unknown_kind(kind)
         return state
 
 

@@ -15,8 +15,11 @@ from milepost.state.kinds import ObjectKind
 from milepost.state.paths import type_name
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_MOST_CHILDREN = 1 << 24
+_POSITIONS = {"MT19937": 624, "Philox": 4}
+"""How many numbers a generator makes at a time, for those that note where in them they are."""
+_MOST_CHILDREN, _CHILDREN_AT_ONCE = 1 << 20, 1 << 12
 _LARGEST_POOL = 1 << 10
+_MOST_WORDS, _MOST_BITS = 1 << 12, 1 << 14
 
 
 class Rng:
@@ -114,20 +117,60 @@ def _plain_entropy(entropy: Any) -> Any:
 
 def set_numpy_state(generator: Any, state: Any) -> None:
     """Set the state of a ``Generator`` in place. Children already handed out are counted if it grew from the same seed."""
-    own = dict(state)
+    own = _checked(dict(state))
     saved = own.pop("seeds", None)
     generator.bit_generator.state = own
     seeds = generator.bit_generator.seed_seq
     if saved is not None and type(seeds) is np.random.SeedSequence:
-        # NumPy has no setter: the count moves by spawning. A damaged count must not spawn for hours.
-        seeds.spawn(min(max(0, saved["n_children_spawned"] - seeds.n_children_spawned), _MOST_CHILDREN))
+        # NumPy has no setter: the count moves by spawning.
+        while (left := saved["n_children_spawned"] - seeds.n_children_spawned) > 0:
+            seeds.spawn(min(left, _CHILDREN_AT_ONCE))
+
+
+def set_random_state(generator: Any, state: Any) -> None:
+    """Set the state of a ``RandomState``, or of the module ``numpy.random`` itself."""
+    generator.set_state(_checked(dict(state)))
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a NumPy generator that can be one.
+
+    NumPy takes any position in the block of numbers a generator has made, and then reads there: a planted one would read
+    memory that has nothing to do with it, or crash the process at the first draw.
+    """
+    name, last = state["bit_generator"], _POSITIONS.get(state["bit_generator"], 0)
+    position = state["state"]["pos"] if name == "MT19937" else state["buffer_pos"] if name == "Philox" else 0
+    if type(position) is not int or not 0 <= position <= last:
+        raise _no_generator(name, "position", position)
+    seeds = state.get("seeds")
+    if seeds is not None:
+        _check_seeds(name, **seeds)
+    return state
+
+
+def _check_seeds(name: Any, *, entropy: Any, spawn_key: Any, pool_size: Any, n_children_spawned: Any) -> None:
+    """Refuse seeds that would take hours or all memory to mix: NumPy takes time by the square of a seed's length."""
+    parts = [*(entropy if type(entropy) is list else [entropy or 0]), *spawn_key]
+    if not 0 < pool_size <= _LARGEST_POOL:
+        raise _no_generator(name, "pool_size", pool_size)
+    if not 0 <= n_children_spawned <= _MOST_CHILDREN:
+        raise _no_generator(name, "n_children_spawned", n_children_spawned)
+    if len(parts) > _MOST_WORDS or not all(type(part) is int and part.bit_length() <= _MOST_BITS for part in parts):
+        raise _no_generator(name, "seeds", len(parts))
+
+
+def _no_generator(name: Any, what: str, value: object) -> CorruptError:
+    shown = value if type(value) is int and value.bit_length() < 64 else type(value).__name__
+    text = "a stored generator is not one that can be"
+    return CorruptError(text, kind="damaged-tree", bit_generator=ascii(name)[:80], what=what, value=shown)
 
 
 def make_generator(state: Any) -> np.random.Generator:
     """Return a new ``Generator`` with the saved algorithm, seeds and state."""
     name = state["bit_generator"]
-    if name not in _BIT_GENERATORS or state.get("seeds", {}).get("pool_size", 0) > _LARGEST_POOL:
+    if name not in _BIT_GENERATORS:
         raise CorruptError("a stored generator is of an unknown algorithm", kind="damaged-tree", bit_generator=ascii(name)[:80])
+    _checked(dict(state))
     seeds = np.random.SeedSequence(**state["seeds"]) if "seeds" in state else None
     generator = np.random.Generator(getattr(np.random, name)(seeds))
     set_numpy_state(generator, state)
@@ -137,7 +180,7 @@ def make_generator(state: Any) -> np.random.Generator:
 def make_random_state(state: Any) -> np.random.RandomState:
     """Return a new ``RandomState`` with the saved state."""
     made = np.random.RandomState()
-    made.set_state(state)
+    set_random_state(made, state)
     return made
 
 
@@ -164,10 +207,12 @@ def register() -> None:
     kinds.register_object(np.random.Generator, ObjectKind("numpy.Generator", numpy_state, set_numpy_state, make_generator))
     kinds.register_object(
         np.random.RandomState,
-        ObjectKind("numpy.RandomState", numpy_state, np.random.RandomState.set_state, make_random_state),
+        ObjectKind("numpy.RandomState", numpy_state, set_random_state, make_random_state),
     )
     kinds.register_object(random.Random, ObjectKind("random.Random", python_state, set_python_state, make_python_generator))
     kinds.register_comparison(np.random.Generator, bit_generator_differences)
     kinds.register_comparison(np.random.RandomState, bit_generator_differences)
     kinds.register_global_rng("python", lambda: python_state(random), lambda state: set_python_state(random, state))
-    kinds.register_global_rng("numpy", lambda: dict(np.random.get_state(legacy=False)), np.random.set_state)
+    kinds.register_global_rng(
+        "numpy", lambda: dict(np.random.get_state(legacy=False)), lambda state: set_random_state(np.random, state)
+    )

@@ -30,7 +30,14 @@ _DECIMAL_BITS = 60
 
 def damaged(node: object) -> NoReturn:
     """Raise `CorruptError` for a part of a tree that milepost never writes."""
-    raise CorruptError("a stored tree is damaged", kind="damaged-tree", node=ascii(reprlib.repr(node))[1:-1])
+    raise CorruptError("a stored tree is damaged", kind="damaged-tree", node=_shown(node))
+
+
+def _shown(node: object) -> str:
+    try:
+        return ascii(reprlib.repr(node))[1:-1]
+    except (ValueError, RecursionError):  # an integer of more digits than python prints
+        return "a huge one"
 
 
 def _text(node: Node) -> str:

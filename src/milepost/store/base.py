@@ -11,11 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from milepost.errors import ConflictError, NotFoundError, UsageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Survives: TypeAlias = Literal["nothing", "kill", "power-cut", "machine-loss"]
+GuardedBy: TypeAlias = Literal["process", "lock", "lease"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,26 @@ class Entry:
 
     name: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Say what a store promises in which others differ. All that is not here every store promises alike: see `Store`."""
+
+    survives: Survives
+    """The worst that an acknowledged write outlives; each value includes those before it.
+
+    ``nothing``: the bytes end with this process. ``kill``: they outlive every process, and end with the machine's uptime (a
+    memory file system, or one whose fsync promises nothing). ``power-cut``: they are there after a restart.
+    ``machine-loss``: they lie on another machine, and are as safe as that one keeps them.
+    """
+    guard: GuardedBy
+    """Whom `Store.guard` keeps out.
+
+    ``process``: other guards of this process. ``lock``: those of all processes of this machine; on a network file system
+    those of other machines too, if its mount says so. It ends with the process that holds it. ``lease``: those of
+    everybody who reaches the store. It ends when nobody has renewed it for long enough.
+    """
 
 
 class BlobWriter(ABC):
@@ -74,6 +96,11 @@ class Store(ABC):
     url: str
     """How people and errors name this store."""
 
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Return what is promised here. Asks no network, makes nothing, and never raises."""
+
     @abstractmethod
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes ``[start, stop)`` of ``name`` (to its end when ``stop`` is None).
@@ -86,6 +113,12 @@ class Store(ABC):
         """Fill ``into`` (writable, contiguous bytes) from offset ``start``; return how many bytes were there to read.
 
         Fewer than ``len(into)`` means that the name ends early. Raises `NotFoundError` as `read` does.
+        """
+
+    def drop_cached(self, name: str) -> None:  # noqa: B027 - a request that may always be left unanswered
+        """Ask that the next read of ``name`` come from the medium, and not from the memory of this machine.
+
+        What rots on a disk is not seen in memory, and a bad read may stay there. A name that is not there is no error.
         """
 
     @abstractmethod

@@ -25,6 +25,7 @@ class BlobFile(BlobWriter):
         self._name = name
         self._path = path
         self._part = path + ".part"
+        self._renamed = False
         self._descriptor: int | None = descriptor
         self._gathered = bytearray()
         self._written_bytes = 0
@@ -52,6 +53,7 @@ class BlobFile(BlobWriter):
             self._posix.fsync(descriptor)
             self._descriptor = None
             self._posix.close(descriptor)
+            self._renamed = True
             self._posix.replace(self._part, self._path)
             # The name itself: a durable manifest must not name a blob which a power cut takes back.
             self._posix.sync_directory(os.path.dirname(self._path))
@@ -66,7 +68,7 @@ class BlobFile(BlobWriter):
                 self._posix.close(descriptor)
         # A commit may have failed after the rename. The final name was never handed on, and is never used again.
         discard(self._posix, self._part)
-        if self._posix.exists(self._path):
+        if self._renamed:
             discard(self._posix, self._path)
         self._part = ""
         self._gathered = bytearray()

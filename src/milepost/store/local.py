@@ -10,12 +10,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TypeVar
 
 from milepost.clock import Clock
 from milepost.errors import NotFoundError, StoreError
 from milepost.store.base import (
     BlobWriter,
     Buffer,
+    Capabilities,
     Entry,
     Store,
     checked_name,
@@ -26,11 +29,14 @@ from milepost.store.base import (
 )
 from milepost.store.blob_file import BlobFile
 from milepost.store.lock import FileGuard, FileLock
-from milepost.store.posix import Posix, as_bytes, discard, failures_of, read_all, store_error, write_all
+from milepost.store.posix import Posix, as_bytes, closing, discard, failures_of, read_all, store_error, unseen, write_all
+
+T = TypeVar("T")
 
 _CAS_LOCK = "cas.lock"
 _CAS_WAIT_S = 60.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
 _NO_RENAME_NEW = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -53,36 +59,50 @@ class LocalStore(Store):
         wait: Callable[[float], object] | None = None,
     ) -> None:
         # A training script may change its working directory, and its checkpoints must not move with it.
-        self.root = os.path.abspath(os.fspath(root))
+        self.root = _absolute(os.fspath(root))
         self.url = self.root
         self._clock = clock
         self._posix = posix or Posix()
         self._wait = wait or threading.Event().wait
         self._durable_directories: set[str] = set()
         self._appending = threading.Lock()
+        self._torn: dict[str, int] = {}
+        """The size of each log whose last append failed: what lies behind is half a record."""
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        from milepost.store.place import place_of  # not at the top: looking at a run asks for none of it
+
+        return Capabilities(place_of(self.root, self._posix).survives, "lock")
+
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        with self._opened(name) as descriptor:
+        def read_range(descriptor: int) -> bytes:
             size = self._posix.size(descriptor)
             data = bytearray(max(0, (size if stop is None else min(stop, size)) - start))
             into = memoryview(data)
             return bytes(into[: read_all(self._posix, descriptor, into, start)])
 
+        return self._read_from(name, read_range)
+
     def read_into(self, name: str, start: int, into: memoryview) -> int:
-        with self._opened(name) as descriptor:
-            return read_all(self._posix, descriptor, as_bytes(into), start)
+        return self._read_from(name, lambda descriptor: read_all(self._posix, descriptor, as_bytes(into), start))
+
+    def drop_cached(self, name: str) -> None:
+        with suppress(NotFoundError, StoreError):  # a disk that fails says so at the read that follows
+            self._read_from(name, self._posix.drop_cached)
 
     def list(self, prefix: str) -> list[Entry]:
         found: list[Entry] = []
         pending = [checked_prefix(prefix)]
+        self._refuse_links(os.path.join(self.root, prefix).rstrip("/"))
         while pending:
             below = pending.pop()
             path = os.path.join(self.root, below)
             with failures_of("list", path, name=prefix):
-                directories, files = self._posix.scan(path)
+                directories, files = _once_more(partial(self._posix.scan, path))
             pending += [f"{below}{directory}/" for directory in directories if is_name(directory)]
             found += [Entry(below + file, size_bytes) for file, size_bytes in files if is_name(file)]
         return sorted(found, key=lambda entry: entry.name)
@@ -96,7 +116,7 @@ class LocalStore(Store):
     def replace_if(self, name: str, expected: bytes | None, data: Buffer, *, label: str = "t0") -> bool:
         with self._compare_and_set(name):
             try:
-                current = self.read(name)
+                current = self.read(name, 0, len(expected or b"") + 1)
             except NotFoundError:
                 current = None
             if current != expected:
@@ -109,15 +129,22 @@ class LocalStore(Store):
         with self._appending, failures_of("append to", path, name=name):
             self._keep_directory(os.path.dirname(path))
             descriptor = self._posix.open_append(path)
-            try:
-                size_bytes = self._posix.size(descriptor)
-                written = self._posix.write(descriptor, record)
-                if written < len(record):
-                    # A full disk takes half a record. Leaving it there would spoil the next one too.
-                    self._posix.truncate(descriptor, size_bytes)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-            finally:
-                self._posix.close(descriptor)
+            with closing(self._posix, descriptor):
+                self._append_whole(descriptor, name, record, path)
+
+    def _append_whole(self, descriptor: int, name: str, record: memoryview, path: str) -> None:
+        """Append all of a record or none of it: a full disk takes half of one, which would spoil the next one too."""
+        size_bytes = self._posix.size(descriptor)
+        torn_from = self._torn.get(name, size_bytes)
+        if torn_from < size_bytes:
+            self._posix.truncate(descriptor, torn_from)
+            size_bytes = torn_from
+        # Noted until it is whole: a disk that fails to take a record may fail to cut it off, too, and then the next append does.
+        self._torn[name] = size_bytes
+        if self._posix.write(descriptor, record) < len(record):
+            self._posix.truncate(descriptor, size_bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        del self._torn[name]
 
     def open_blob(self, name: str) -> BlobWriter:
         path = self._path(name)
@@ -154,6 +181,7 @@ class LocalStore(Store):
 
     def sync(self, prefix: str) -> None:
         path = os.path.join(self.root, checked_prefix(prefix)).rstrip("/")
+        self._refuse_links(path)
         with failures_of("sync", path, name=prefix):
             if not self._posix.is_directory(path):
                 return
@@ -168,13 +196,15 @@ class LocalStore(Store):
                     continue  # gone, and so are the names in it
 
     def free_bytes(self) -> int | None:
-        path = self.root
-        while not self._posix.exists(path):
-            path = os.path.dirname(path)
-        with failures_of("ask for the free space of", path):
+        with failures_of("ask for the free space of", self.root):
+            path = self.root
+            while not self._posix.exists(path):
+                path = os.path.dirname(path)
             return self._posix.free_bytes(path)
 
     def guard(self, *, wait_s: float, take_over: bool) -> FileGuard:
+        # A new claim begins, perhaps after one that failed because somebody had removed the root.
+        self._durable_directories.clear()
         with failures_of("make", self.root):
             self._keep_directory(self.root)
         return FileGuard(self.root, self._posix, self._clock, self._wait, wait_s=wait_s, take_over=take_over)
@@ -184,7 +214,8 @@ class LocalStore(Store):
     ) -> bool:
         """Write a name whole, in the one order that a kill or a power cut between any two lines cannot spoil."""
         posix, target, blobs = self._posix, self._path(name), os.path.join(self.root, "blobs")
-        with failures_of("write", target, name=name):
+        self._refuse_links(blobs)
+        with unseen(), failures_of("write", target, name=name):
             # A directory whose own name is lost takes all names in it along: first the parents, durably.
             self._keep_directory(os.path.dirname(target))
             # In blobs/ the next claimer sweeps what a kill leaves here, and the label tells it whose it was (PROTOCOL rule 8).
@@ -192,15 +223,18 @@ class LocalStore(Store):
             temporary = os.path.join(blobs, f"{os.path.basename(target)}-{label}-{self._clock.nonce()}.tmp")
             descriptor = posix.open_new(temporary)
         try:
-            with failures_of("write", target, name=name):
-                try:
-                    write_all(posix, descriptor, as_bytes(data))
-                    if durable:
-                        # Bytes before the name: a name that a power cut leaves pointing at a hole is a damaged record.
-                        with failures_of("sync", target, name=name, kind_of_error=_CondemnedError):
-                            posix.fsync(descriptor)
-                finally:
-                    posix.close(descriptor)
+            # A network file system may tell of a failed write only when the file is closed: as a failed sync, that condemns it.
+            with (
+                unseen(),
+                failures_of("close", target, name=name, kind_of_error=_CondemnedError),
+                closing(posix, descriptor),
+                failures_of("write", target, name=name),
+            ):
+                write_all(posix, descriptor, as_bytes(data))
+                if durable:
+                    # Bytes before the name: a name that a power cut leaves pointing at a hole is a damaged record.
+                    with failures_of("sync", target, name=name, kind_of_error=_CondemnedError):
+                        posix.fsync(descriptor)
             with failures_of("name", target, name=name, unknown=True):
                 # All or nothing: no reader ever sees a half-written name, and of two creators one is told no.
                 given = give_name(temporary, target)
@@ -267,15 +301,21 @@ class LocalStore(Store):
         It is done for directories that are there already, too: a killed predecessor may have made one and not synced it.
         Above the root only what is missing is made.
         """
-        if directory in self._durable_directories:
+        if directory in self._durable_directories and (directory == self.root or self._posix.is_directory(directory)):
+            # One that was removed under us is made anew. Not the root itself: where that is gone, or is another by now, its
+            # writer is told so, and leaves nothing of its own there.
             return
         parent, made = os.path.dirname(directory), False
-        if directory.startswith(self.root + os.sep) or not self._posix.exists(parent):
+        if directory.startswith(self.root + os.sep) or not self._posix.is_directory(parent):
             self._keep_directory(parent)
         if not self._posix.is_directory(directory):
-            with suppress(FileExistsError):  # another process was faster, or it is a file, and then the next call says so
+            try:
                 self._posix.mkdir(directory)
                 made = True
+            except FileExistsError:
+                # Another process was faster; or it is a file, or a link to a disk that is not mounted.
+                if not self._posix.is_directory(directory):
+                    raise NotADirectoryError(errno.ENOTDIR, "not a directory, or a link that leads nowhere", directory) from None
         try:
             self._posix.sync_directory(parent)
         except OSError as error:
@@ -285,18 +325,35 @@ class LocalStore(Store):
         self._durable_directories.add(directory)
 
     def _path(self, name: str) -> str:
-        return os.path.join(self.root, checked_name(name))
+        path = os.path.join(self.root, checked_name(name))
+        self._refuse_links(os.path.dirname(path))
+        return path
 
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
+    def _refuse_links(self, directory: str) -> None:
+        """Raise `StoreError` (kind ``link``) if a directory inside the root is a link: the root ends there.
+
+        The root itself may be one. Whoever can write to it could else have any directory of ours filled and swept.
+        """
+        while len(directory) > len(self.root):
+            with failures_of("look at", directory):
+                if self._posix.is_link(directory):
+                    raise OSError(errno.ELOOP, "a directory of the run root is a link", directory)
+            directory = os.path.dirname(directory)
+
+    def _read_from(self, name: str, read: Callable[[int], T]) -> T:
         path = self._path(name)
+
+        def opened() -> T:
+            descriptor = self._posix.open_read(path)
+            try:
+                return read(descriptor)
+            finally:
+                with suppress(OSError):  # it was only read: nothing is lost with it
+                    self._posix.close(descriptor)
+
         with failures_of("read", path, name=name):
             try:
-                descriptor = self._posix.open_read(path)
-                try:
-                    yield descriptor
-                finally:
-                    self._posix.close(descriptor)
+                return _once_more(opened)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
                 raise no_such_name(name, self.url) from error
 
@@ -312,6 +369,24 @@ class LocalStore(Store):
             yield
         finally:
             lock.unlock()
+
+
+def _once_more(ask: Callable[[], T]) -> T:
+    """Ask a second time where the first answer was a passing failure.
+
+    On a network file system a file that was replaced while it was open is stale; opened again, it is the new one.
+    """
+    try:
+        return ask()
+    except OSError as error:
+        if error.errno not in _PASSING:
+            raise
+        return ask()
+
+
+def _absolute(path: str) -> str:
+    """Make a path absolute. After a symbolic link, ``..`` is above what it leads to, as it is for every other program."""
+    return os.path.realpath(path) if os.pardir in path.split(os.sep) else os.path.abspath(path)
 
 
 def _no_atomic_create(target: str) -> StoreError:

@@ -25,6 +25,7 @@ from milepost.store.posix import Posix, failures_of
 WRITER_LOCK = "writer.lock"
 _POLL_S = 0.05
 _RECORD_BYTES = 4096
+_FAR = 1 << 63
 
 
 def host_name() -> str:
@@ -124,7 +125,9 @@ class FileLock:
             return
         try:
             # Unlocking, not only closing: a child that native code forked has the file open too, and would keep it locked.
-            self.posix.flock(self.descriptor, fcntl.LOCK_UN)
+            # Where the medium fails at it, closing must do.
+            with suppress(OSError):
+                self.posix.flock(self.descriptor, fcntl.LOCK_UN)
         finally:
             self._close()
 
@@ -141,7 +144,10 @@ class FileLock:
             if self.descriptor is not None:
                 _open_locks.remove(self)
                 descriptor, self.descriptor = self.descriptor, None
-                self.posix.close(descriptor)
+                # It is closed whatever the answer is. On a network file system that may be about the holder's name, and a
+                # name that was not written keeps nobody from going on.
+                with suppress(OSError):
+                    self.posix.close(descriptor)
 
 
 # A flock belongs to the open file, which a forked child shares. Environment workers are forked, and outlive a trainer
@@ -186,10 +192,11 @@ class FileGuard(Guard):
                 with failures_of("write the lock file", self._lock.path):
                     self._lock.write(sealed(Holder.of_this_process(self._clock)))
             except StoreError as error:
-                # The name is for people. A full disk must not keep out the one who may make room on it.
-                if error.kind not in ("disk-full", "quota"):
-                    self._lock.unlock()
-                    raise
+                # The name is for people. A full disk must not keep out the one who may make room on it, nor a sick one anybody.
+                import logging  # not at the top: looking at a run does without
+
+                text = "the lock file could not be written, nobody will see who holds it: %s"
+                logging.getLogger("milepost").warning(text, error)
             except BaseException:
                 self._lock.unlock()
                 raise
@@ -203,7 +210,9 @@ class FileGuard(Guard):
     def __exit__(self, *exc_info: object) -> None:
         with failures_of("unlock", self._lock.path):
             try:
-                self._lock.write(b"")
+                # A name that stays in a file which nobody has locked misleads nobody.
+                with suppress(OSError):
+                    self._lock.write(b"")
             finally:
                 self._lock.unlock()
 
@@ -270,12 +279,16 @@ def sealed(holder: Holder) -> bytes:
 def read_holder(path: str) -> Holder | None:
     """Return who wrote itself into a lock file; None if nobody did, or it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:
             record = file.read(_RECORD_BYTES)
         fields = json.loads(record.partition(b"\n")[0])
         is_sealed = fields.pop("digest", None) is not None
         holder = Holder(**{**fields, "pid": int(fields["pid"]), "claimed_ns": int(fields["claimed_ns"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        texts = (holder.host, holder.boot_id, holder.claimed_at, holder.command)
+        if not all(type(text) is str and text.isprintable() for text in texts) or not -_FAR < holder.claimed_ns < _FAR:
+            return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     # A damaged digit of the PID would tell people to kill a process that has nothing to do with it.
     return holder if not is_sealed or record == sealed(holder) else None

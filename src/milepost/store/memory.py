@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from milepost.clock import Clock, SystemClock
 from milepost.errors import ConflictError, StoreError, UsageError
 from milepost.store.base import (
     BlobWriter,
     Buffer,
+    Capabilities,
     Entry,
     Guard,
     Store,
@@ -17,6 +20,7 @@ from milepost.store.base import (
     name_taken,
     no_such_name,
 )
+from milepost.store.lease import Lease, LeaseGuard
 
 
 @dataclass(slots=True)
@@ -33,14 +37,32 @@ _spaces: dict[str, _Space] = {}
 
 
 class MemoryStore(Store):
-    """Keep names in a dictionary. Stores of one name share their bytes within the process; without a name it is private."""
+    """Keep names in a dictionary. Stores of one name share their bytes within the process; without a name it is private.
 
-    def __init__(self, name: str = "") -> None:
+    With a ``lease`` it is guarded as an object store is, by a record that each of its stores reads by its own ``clock``.
+    ``wait`` sleeps for some seconds; tests pass one that moves their clock.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        lease: Lease | None = None,
+        clock: Clock | None = None,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
         self.url = f"memory://{name}"
         self._space = _spaces.setdefault(name, _Space()) if name else _Space()
+        self._lease = lease
+        self._clock = clock or SystemClock()
+        self._wait = wait or threading.Event().wait
 
     def __repr__(self) -> str:
         return f"MemoryStore({self.url!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(survives="nothing", guard="lease" if self._lease else "process")
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -121,7 +143,9 @@ class MemoryStore(Store):
             return None if capacity is None else max(0, capacity - self._used_bytes())
 
     def guard(self, *, wait_s: float, take_over: bool) -> Guard:
-        return _MemoryGuard(self, wait_s, take_over)
+        if self._lease is None:
+            return _MemoryGuard(self, wait_s, take_over)
+        return LeaseGuard(self, self._lease, self._clock, self._wait, wait_s=wait_s, take_over=take_over)
 
     def _bytes(self, name: str) -> bytes | bytearray:
         data = self._space.names.get(checked_name(name))
@@ -140,7 +164,12 @@ class MemoryStore(Store):
         capacity = self._space.capacity_bytes
         if capacity is not None and more_bytes > 0 and self._used_bytes() + more_bytes > capacity:
             raise StoreError(
-                "could not write: no space left", kind="disk-full", retryable=False, name=name, capacity_bytes=capacity
+                "could not write: no space left",
+                kind="disk-full",
+                retryable=False,
+                undone=True,
+                name=name,
+                capacity_bytes=capacity,
             )
 
 

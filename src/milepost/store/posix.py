@@ -17,16 +17,18 @@ from typing import ParamSpec, TypeVar
 
 from milepost.errors import StoreError
 from milepost.store.base import Buffer
+from milepost.store.plain_files import open_ours, open_regular
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 CHANGES = frozenset(
     {"open_new", "open_append", "open_lock", "write", "write_at", "truncate", "fsync", "sync_directory"}
-    | {"link", "rename_new", "replace", "unlink", "mkdir"}
+    | {"link", "rename_new", "replace", "unlink", "mkdir", "rmdir"}
 )
 """The calls that change what lies on disk, or promise that it stays there."""
 
+_NO_DIRECTORY_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 
@@ -43,17 +45,17 @@ class Posix:
 
     def open_read(self, path: str) -> int:
         """Open a regular file; FileNotFoundError for anything else. A FIFO or a device would be waited for, perhaps for ever."""
-        return self.perform("open_read", _open_regular, path)
+        return self.perform("open_read", open_regular, path)
 
     def open_new(self, path: str) -> int:
         """Create a file that does not exist, for writing."""
         return self.perform("open_new", os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open_append(self, path: str) -> int:
-        return self.perform("open_append", os.open, path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return self.perform("open_append", open_ours, path, os.O_APPEND)
 
     def open_lock(self, path: str) -> int:
-        return self.perform("open_lock", os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return self.perform("open_lock", open_ours, path, 0)
 
     def close(self, descriptor: int) -> None:
         self.perform("close", os.close, descriptor)
@@ -79,12 +81,26 @@ class Posix:
         if sys.platform == "linux":
             self.perform("start_write_back", os.posix_fadvise, descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
+    def drop_cached(self, descriptor: int) -> None:
+        """Ask the kernel to forget what it holds of a file in memory. A hint: what is dirty or mapped stays."""
+        if sys.platform == "linux":
+            self.perform("drop_cached", os.posix_fadvise, descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def fsync(self, descriptor: int) -> None:
         self.perform("fsync", _fsync, descriptor)
 
-    def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable: its new, moved and deleted entries."""
-        self.perform("sync_directory", _sync_directory, path)
+    def sync_directory(self, path: str) -> bool:
+        """Make the names in a directory durable: its new, moved and deleted entries. False where there is no such call.
+
+        Some network file systems have none: their names are durable when the call that made them returns.
+        """
+        try:
+            self.perform("sync_directory", _sync_directory, path)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_SYNC:
+                raise
+            return False
+        return True
 
     def link(self, path: str, to: str) -> None:
         """Give a file a second name; FileExistsError if it is taken."""
@@ -103,11 +119,17 @@ class Posix:
     def mkdir(self, path: str) -> None:
         self.perform("mkdir", os.mkdir, path)
 
+    def rmdir(self, path: str) -> None:
+        self.perform("rmdir", os.rmdir, path)
+
     def exists(self, path: str) -> bool:
-        return self.perform("exists", os.path.lexists, path)
+        return self.perform("exists", _exists, path)
 
     def is_directory(self, path: str) -> bool:
-        return self.perform("is_directory", os.path.isdir, path)
+        return self.perform("is_directory", _is_directory, path)
+
+    def is_link(self, path: str) -> bool:
+        return self.perform("is_link", _is_link, path)
 
     def same_file(self, path: str, other: str) -> bool:
         """Say whether two names are of one file; false if either is gone."""
@@ -124,22 +146,20 @@ class Posix:
     def free_bytes(self, path: str) -> int:
         return self.perform("free_bytes", _free_bytes, path)
 
+    def space(self, path: str) -> os.statvfs_result:
+        """Return what a file system says of its size, its inodes and its longest name."""
+        return self.perform("space", os.statvfs, path)
+
+    def status(self, path: str) -> os.stat_result:
+        return self.perform("status", os.stat, path)
+
+    def mounts(self) -> str:
+        """Return the table of this process's mounts, as Linux words it (proc_pid_mountinfo(5))."""
+        return self.perform("mounts", _text_of, "/proc/self/mountinfo")
+
     def flock(self, descriptor: int, operation: int) -> None:
         """Lock or unlock an open file; BlockingIOError if another holds it and the operation says not to wait."""
         self.perform("flock", fcntl.flock, descriptor, operation)
-
-
-def _open_regular(path: str) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link that leads nowhere, a socket
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", path) from error
-        raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
 
 
 def _size(descriptor: int) -> int:
@@ -157,10 +177,6 @@ def _sync_directory(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems have no fsync of a directory: their names are durable when the call returns.
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-            raise
     finally:
         os.close(descriptor)
 
@@ -174,11 +190,38 @@ def _rename_new(path: str, to: str) -> None:
         raise OSError(number, os.strerror(number), path, None, to)
 
 
+# `os.path.exists` and `isdir` say no when the disk cannot be asked. A directory that a failing disk hides for a moment would
+# then be taken for one that needs no sync, and a save be acknowledged whose name is not durable.
+def _exists(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _is_link(path: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _same_file(path: str, other: str) -> bool:
     try:
         return os.path.samestat(os.lstat(path), os.lstat(other))
     except FileNotFoundError:
         return False
+
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 
 
 def _scan(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
@@ -191,9 +234,11 @@ def _scan(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
                     directories.append(entry.name)
                     continue
                 try:
-                    status = entry.stat()
-                except OSError:
-                    continue  # deleted since the directory was read, or a link that leads nowhere: not a name
+                    status = entry.stat(follow_symlinks=False)
+                except OSError as error:
+                    if error.errno in _NOT_THERE or entry.is_symlink():
+                        continue  # deleted since the directory was read, or a link that leads nowhere: not a name
+                    raise  # the disk cannot tell: left out, a fence or a manifest would be overlooked
                 if stat.S_ISREG(status.st_mode):
                     files.append((entry.name, status.st_size))
     except (FileNotFoundError, NotADirectoryError):
@@ -206,30 +251,42 @@ def _subdirectories(path: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
+def _text_of(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
 def _free_bytes(path: str) -> int:
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 
 
 _FULL = "free some space, or keep fewer generations: Keep(last=...)"
+_SICK = "the disk or its network failed: see dmesg, then milepost verify"
 _MEANINGS: dict[int, tuple[str, bool, str]] = {
     errno.ENOSPC: ("disk-full", False, _FULL),
-    errno.EDQUOT: ("quota", False, _FULL),
+    errno.EDQUOT: ("quota", False, "free some of your quota (quota -s shows it), or keep fewer generations: Keep(last=...)"),
     errno.EFBIG: ("file-too-big", False, "raise the limit on file sizes (ulimit -f)"),
     errno.EACCES: ("permission", False, "check owner and mode of the run root (ls -ld)"),
     errno.EPERM: ("permission", False, "check owner, mode and attributes of the run root (ls -ld, lsattr -d)"),
     errno.EROFS: ("read-only", False, "the file system is mounted read-only; a failing disk may cause that: see dmesg"),
-    errno.EIO: ("io", False, "the disk or its network failed: see dmesg, then milepost verify"),
+    errno.EIO: ("io", False, _SICK),
+    getattr(errno, "EUCLEAN", -1): ("io", False, "the file system is damaged: unmount it, fsck, then milepost verify"),
+    getattr(errno, "EREMOTEIO", -2): ("io", False, _SICK),
+    errno.ENXIO: ("io", False, _SICK),
+    errno.ENODEV: ("io", False, _SICK),
+    errno.ENOTCONN: ("io", False, "what serves this file system has ended: mount it again"),
     errno.ENOENT: ("vanished", False, "was it removed or moved under this process, or swept by a writer that took over?"),
     errno.ENOTDIR: ("not-a-directory", False, "a part of the path is a file: choose a directory for the run root"),
+    errno.ELOOP: ("link", False, "remove it: inside a run root milepost reads and writes plain files only, through no link"),
     errno.EXDEV: ("cross-device", False, "keep the whole run root on one file system"),
     errno.ENAMETOOLONG: ("name-too-long", False, "choose a shorter path for the run root"),
     errno.EMFILE: ("too-many-files", True, "raise the limit on open files (ulimit -n)"),
-    errno.ENFILE: ("too-many-files", True, ""),
-    errno.ESTALE: ("stale", True, ""),
-    errno.EINTR: ("interrupted", True, ""),
-    errno.EAGAIN: ("interrupted", True, ""),
-    errno.ETIMEDOUT: ("timeout", True, ""),
+    errno.ENFILE: ("too-many-files", True, "raise the system's limit on open files (sysctl fs.file-max)"),
+    errno.ESTALE: ("stale", True, "the file server has lost the file: try again; if it stays, mount the file system anew"),
+    errno.EINTR: ("interrupted", True, "try again"),
+    errno.EAGAIN: ("interrupted", True, "try again"),
+    errno.ETIMEDOUT: ("timeout", True, "the file server does not answer: try again when it does"),
 }
 
 
@@ -243,7 +300,7 @@ def store_error(
     kind_of_error: type[StoreError] = StoreError,
 ) -> StoreError:
     """Say what a failed system call means. ``unknown``: it may have happened all the same, so it is not simply retried."""
-    kind, retryable, hint = _MEANINGS.get(error.errno or 0, ("os-error", False, ""))
+    kind, retryable, hint = _MEANINGS.get(error.errno or 0, ("os-error", False, _SICK))
     reason = error.strerror or str(error)
     return kind_of_error(
         f"could not {operation}: {reason}", kind=kind, retryable=retryable and not unknown, hint=hint, name=name, path=path
@@ -268,6 +325,16 @@ def failures_of(
         raise store_error(error, operation, path, name=name, unknown=unknown, kind_of_error=kind_of_error) from error
 
 
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Note of a `StoreError` raised inside that nothing was done: what is written here has no name yet that anyone looks for."""
+    try:
+        yield
+    except StoreError as error:
+        error.undone = True
+        raise
+
+
 def as_bytes(data: Buffer) -> memoryview:
     """See any contiguous buffer as bytes."""
     view = memoryview(data)
@@ -289,6 +356,18 @@ def read_all(posix: Posix, descriptor: int, into: memoryview, start: int) -> int
             break
         done += count
     return done
+
+
+@contextmanager
+def closing(posix: Posix, descriptor: int) -> Iterator[None]:
+    """Close a file after the block. An error of the block's own is the one that counts."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            posix.close(descriptor)
+        raise
+    posix.close(descriptor)
 
 
 def discard(posix: Posix, path: str) -> None:

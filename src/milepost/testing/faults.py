@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from typing import ParamSpec, TypeVar
 
 from milepost.errors import StoreError
-from milepost.store.base import BlobWriter, Buffer, Entry, Guard, Store
+from milepost.store.base import BlobWriter, Buffer, Capabilities, Entry, Guard, Store
 from milepost.store.posix import CHANGES, Posix
 
 P = ParamSpec("P")
@@ -122,6 +122,11 @@ class FaultStore(Store):
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._dies_before: int | None = None
+        self._held_before: dict[int, Gate] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
 
     def pause(self, operation: str, pattern: str = "*", *, nth: int = 1, after: bool = False) -> Gate:
         """Hold the ``nth`` matching operation before it is applied, or ``after``: applied, its answer not yet given."""
@@ -195,6 +200,11 @@ class FaultStore(Store):
         """Let this store's user die before its operation ``number``, counted from 0 over all that was and will be asked."""
         self._dies_before = number
 
+    def pause_before(self, number: int) -> Gate:
+        """Hold this store's operation ``number``, counted as by `kill_before`, at the door."""
+        gate = self._held_before[number] = Gate()
+        return gate
+
     def names_asked(self, operation: str) -> list[str]:
         """Return the names for which ``operation`` was asked, in order."""
         with self._lock:
@@ -205,6 +215,9 @@ class FaultStore(Store):
 
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         return self._run("read_into", name, lambda: self.inner.read_into(name, start, into))
+
+    def drop_cached(self, name: str) -> None:
+        self._run("drop_cached", name, lambda: self.inner.drop_cached(name))
 
     def list(self, prefix: str) -> list[Entry]:
         return self._run("list", prefix, lambda: self.inner.list(prefix))
@@ -255,8 +268,11 @@ class FaultStore(Store):
             if self.dead or len(self.operations) == self._dies_before:
                 self.dead = True
                 raise Killed(f"{operation} {name}")
+            gate = self._held_before.pop(len(self.operations), None)
             self.operations.append(asked)
             claiming = [rule for rule in self._rules if rule.claims(asked)]
+        if gate is not None:
+            gate._pass()
         if not claiming:
             return apply()
         return claiming[0].effect(asked, apply)  # type: ignore[return-value]  # an effect returns what apply does, or raises

@@ -15,6 +15,7 @@ import pytest
 
 from milepost.errors import ConflictError, NotFoundError, UsageError
 from milepost.store.base import Entry, Store
+from milepost.testing.faults import run_in_child
 from milepost.testing.store_writing_tests import StoreWritingTests
 
 ODD_NAMES = [
@@ -73,6 +74,12 @@ class StoreTests(StoreWritingTests):
         assert buffer == b"789....."
         assert store.read_into("a", 99, memoryview(buffer)) == 0
         assert store.read_into("a", 0, memoryview(bytearray())) == 0
+
+    def test_dropping_what_is_cached_changes_no_byte_and_misses_nothing(self, store: Store) -> None:
+        self.raw_write(store, "a", b"0123456789")
+        store.drop_cached("a")
+        store.drop_cached("b")
+        assert store.read("a") == b"0123456789"
 
     def test_read_into_takes_memory_of_other_items_than_bytes(self, store: Store) -> None:
         self.raw_write(store, "a", b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0")
@@ -218,3 +225,45 @@ class StoreTests(StoreWritingTests):
                 assert forced.forced
             with pytest.raises(ConflictError), second.guard(wait_s=0.0, take_over=False):
                 pytest.fail("leaving a forced guard must not free the holder's")
+
+    # what a store declares; a case is skipped where it declares otherwise
+
+    def test_what_is_declared_does_not_change_from_handle_to_handle_or_by_writing(self, store: Store, second: Store) -> None:
+        declared = store.capabilities
+        store.create("a/b", b"x")
+        assert store.capabilities == second.capabilities == declared
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_what_was_acknowledged_outlives_the_process_that_wrote_it(self, store: Store, second: Store) -> None:
+        if store.capabilities.survives == "nothing":
+            pytest.skip("this store declares that its bytes end with the process")
+
+        def write() -> None:
+            assert store.create("created", b"1")
+            store.replace("replaced", b"2")
+            with store.open_blob("blob") as blob:
+                blob.write(b"3")
+                blob.commit()
+
+        assert run_in_child(write) == 0
+        assert [second.read(name) for name in ("created", "replaced", "blob")] == [b"1", b"2", b"3"]
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_guard_keeps_out_another_process(self, store: Store, second: Store) -> None:
+        if store.capabilities.guard == "process":
+            pytest.skip("this store declares that its guard is for one process")
+
+        def enter() -> None:
+            with pytest.raises(ConflictError), second.guard(wait_s=0.0, take_over=False):
+                pytest.fail("two guards at once")
+
+        with store.guard(wait_s=0.0, take_over=False):
+            assert run_in_child(enter) == 0
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_lock_ends_with_the_process_that_held_it(self, store: Store, second: Store) -> None:
+        if store.capabilities.guard != "lock":
+            pytest.skip("this store declares another guard than a lock")
+        assert run_in_child(store.guard(wait_s=0.0, take_over=False).__enter__) == 0
+        with second.guard(wait_s=0.0, take_over=False) as entered:
+            assert entered is None

@@ -1,0 +1,45 @@
+"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, until the counts are reached; `make soak`.
+
+Prints what was tried and what was lost, and exits with 1 if anything was, or if less was tried than asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.soak.siege import Counts, siege
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=4000)
+    parser.add_argument("--cuts", type=int, default=7000)
+    parser.add_argument("--faults", type=int, default=2000)
+    parser.add_argument("--flips", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=None, help="repeat a run; printed by each")
+    asked = parser.parse_args()
+    seed = asked.seed if asked.seed is not None else secrets.randbelow(1 << 32)
+    print(f"seed {seed}", flush=True)
+    place = Path(tempfile.mkdtemp(prefix="milepost-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips)
+    total = siege(place, counts, seed, tell=lambda line: print(line, flush=True))
+    print(f"\n{total}")
+    for line in total.lost:
+        print(f"LOST: {line}", file=sys.stderr)
+    missing = counts.missing(total)
+    if missing:
+        print(f"tried less than asked for: {missing}", file=sys.stderr)
+    if total.lost:
+        print(f"what is left to look at: {place}", file=sys.stderr)
+    else:
+        shutil.rmtree(place)
+    return 1 if total.lost or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The soak in its short form; `make soak` is the long one, with another seed each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak.siege import Counts, siege
+from tests.soak.tally import Tally
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def test_a_short_siege_loses_nothing(tmp_path: Path) -> None:
+    counts = Counts(kills=60, cuts=150, faults=40, flips=300)
+    total = siege(tmp_path, counts, 20261130, print)
+    assert total.lost == []
+    assert counts.missing(total) == ""
+    assert total.acknowledged > 50
+
+
+def test_what_was_tried_too_little_is_told() -> None:
+    assert (
+        Counts(10, 10, 10, 10).missing(Tally(crash_points=9, power_cuts=10, faults=11, flips=1)) == "kills 9 of 10, flips 1 of 10"
+    )
