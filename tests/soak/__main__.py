@@ -6,6 +6,7 @@ Prints what was tried and what was lost, and exits with 1 if anything was, or if
 from __future__ import annotations
 
 import argparse
+import logging
 import secrets
 import shutil
 import sys
@@ -25,6 +26,7 @@ def main() -> int:
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1 << 32)
     print(f"seed {seed}", flush=True)
+    logging.disable()  # thousands of saves are made to fail, and each would tell of it
     place = Path(tempfile.mkdtemp(prefix="milepost-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips)
     total = siege(place, counts, seed, tell=lambda line: print(line, flush=True))
