@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import milepost
+from milepost.cli import check
 from milepost.cli.main import main
 from milepost.publish import layout, quarantine
 from milepost.publish.manifest import decode_manifest, encode
 from milepost.publish.view import read
 from milepost.records import Latest, Manifest
+from milepost.store.local import LocalStore
+from milepost.testing.sick import READS, SickPosix, failing
 from tests.cli.runs import Run
 
 
@@ -247,3 +251,22 @@ class TestClear:
     def test_it_wants_the_whole_check(self, marked: Run) -> None:
         assert milepost_("verify", marked.root, "--clear", "--quick").exit_code == 2
         assert read(marked.store).marks.keys() == {2, 3}
+
+
+@pytest.mark.parametrize("sick", [1, 3])
+def test_a_file_that_cannot_be_read_hides_nothing_of_the_others(run: Run, monkeypatch: pytest.MonkeyPatch, sick: int) -> None:
+    name = read(run.store).live[sick].blobs[0].name
+    posix = SickPosix(failing(errno.EIO), calls=READS, lasting=True, only=lambda asked: name in str(asked.arguments[0]))
+    monkeypatch.setattr(check, "open_store", lambda root: LocalStore(root, run.clock, posix=posix))
+    result = milepost_("verify", run.root)
+    assert result.exit_code == 1, "it is not known to be damaged"
+    assert f"g00000{sick}  UNREAD\n  {name}" in result.stdout
+    assert "it cannot be read now: could not read: Input/output error" in result.stdout
+    assert "2 valid, 1 unread" in result.stdout
+    if sick == 3:
+        assert "g000003 cannot be read now, and a resume stops at it" in result.stdout
+        assert f"milepost rollback {run.root}" in result.stdout
+    else:
+        assert result.stdout.endswith("a resume would take g000003\n")
+    flip(run, 2)
+    assert milepost_("verify", run.root).exit_code == 13

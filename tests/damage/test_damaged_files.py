@@ -281,3 +281,21 @@ def test_a_manifest_as_deep_as_no_tree_ever_is_is_passed_over(run: Path, tmp_pat
     path.write_bytes(seal(body))
     assert [problem.name for problem in oneshot.verify(root).problems] == [layout.manifest(6)]
     assert take_up(root)[0] == 5
+
+
+def test_files_that_are_not_milepost_s_are_nobody_s_damage_and_stay(run: Path, tmp_path: Path) -> None:
+    root = copy_of(run, tmp_path / "run")
+    strangers = [
+        *("notes.txt", "terms/0001.json.bak", "terms/README", "pins/.nfs0000001", "quarantine/why.txt", "events/0001.jsonl.gz"),
+        *("generations/README", "blobs/README", "service/own.json"),
+    ]
+    for name in strangers:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"somebody else's")
+    assert oneshot.verify(root).ok
+    trainer = Trainer(root)
+    assert trainer.engine.resume() is not None
+    trainer.save(7)
+    trainer.engine.close()
+    assert oneshot.verify(root).ok
+    assert {name for name in strangers if (root / name).read_bytes() == b"somebody else's"} == set(strangers)

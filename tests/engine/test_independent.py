@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from milepost.engine import oneshot
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import StoreError
 from milepost.lifecycle.retain import Keep
+from milepost.publish import layout
 from milepost.publish.view import read
 from milepost.records import Summary
 from milepost.testing.faults import FaultStore
@@ -171,6 +173,25 @@ def test_no_sound_generation_is_retired_for_room_while_the_newest_is_damaged(tmp
             training.save(step)
         training.engine.claim().distrust(*names(read(local(tmp_path)).live[3]))
         store.fail("write_blob", error=FULL)
+        training.train_to(4)
+        training.engine.save(4)
+        assert sorted(read(local(tmp_path)).live) == [1, 2, 3]
+        assert training.save(5).number == 4
+
+
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+def test_nor_while_it_is_so_full_that_not_even_the_step_can_be_noted(tmp_path: Path, what: str) -> None:
+    store = FaultStore(local(tmp_path))
+    with Training(store, keep=Keep(last=3), on_save_error="warn") as training:
+        for step in (1, 2, 3):
+            training.save(step)
+        live = read(local(tmp_path)).live
+        if what == "damaged":
+            training.engine.claim().distrust(*names(live[3]))
+        else:
+            [own] = names(live[3]) - names(live[2])
+            (tmp_path / own).unlink()
+        store.fail("replace", layout.PROGRESS, error=FULL)
         training.train_to(4)
         training.engine.save(4)
         assert sorted(read(local(tmp_path)).live) == [1, 2, 3]

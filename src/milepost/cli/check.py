@@ -22,6 +22,7 @@ from milepost.publish.view import View, read
 
 CORRUPT = 13
 NOTHING_VALID = 14
+FAILED = 1
 
 
 @verb
@@ -35,7 +36,8 @@ NOTHING_VALID = 14
 def verify(root: str, refs: tuple[str, ...], full: bool, quick: bool, part: str | None, clear: bool, as_json: bool) -> int:
     """Read a run (or the generations named) against its own digests. Changes nothing; may run beside training.
 
-    Exits with 13 if anything is damaged, and with 14 if no generation is left to resume from.
+    Exits with 13 if anything is damaged, with 14 if no generation is left to resume from, and with 1 if the disk or the network
+    failed at some file, so that nothing is known of it.
     """
     if sum((full, quick, part is not None)) > 1:
         raise click.UsageError("--full, --quick and --read-data-subset exclude each other")
@@ -74,9 +76,10 @@ def _number(view: View, ref: str, root: str) -> int:
 
 def _exit_code(report: Report, *, partial: bool) -> int:
     standing = any(one.state in ("valid", "damaged", "unreadable") for one in report.generations)
-    if standing and report.resume_from is None and not partial:
+    unread = {problem for one in report.generations if one.state == "unread" for problem in one.problems}
+    if standing and report.resume_from is None and not partial and not unread:
         return NOTHING_VALID
-    return 0 if report.ok else CORRUPT
+    return CORRUPT if set(report.problems) - unread else FAILED if unread else 0
 
 
 def _document(report: Report, cleared: list[int]) -> document.Document:
@@ -147,6 +150,11 @@ def _verdict(report: Report, root: str, *, partial: bool) -> Iterator[str]:
     if report.resume_from is not None:
         without = f" without {plain(', '.join(report.resume_without))}" if report.resume_without else ""
         yield f"a resume would take {name_of(report.resume_from)}{without}"
+    elif report.unread:
+        yield (
+            f"{name_of(max(report.unread))} cannot be read now, and a resume stops at it\n"
+            f"hint: mend the disk, or go around it: milepost rollback {plain(root)} to one that is valid"
+        )
     elif report.generations:
         yield f"no generation may be resumed from\nhint: milepost reset {plain(root)} sets the run aside for a fresh start"
 

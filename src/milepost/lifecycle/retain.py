@@ -80,7 +80,7 @@ class Keep:
         """Return which must stay so that enough share no blob: none, where enough of ``kept`` do not."""
         if self.independent == 1:
             return frozenset()
-        sound = _sound_ones(line_of(live))
+        sound = _sound_ones(line_of(originals(live)))
         if len(disjoint([summary for summary in sound if summary.number in kept])) >= self.independent:
             return frozenset()
         return frozenset(disjoint(sound)[: self.independent])

@@ -33,9 +33,8 @@ def check_records(store: Store, count: Callable[[int], None]) -> Records:
     torn: list[str] = []
     names = [entry.name for directory in layout.DIRECTORIES for entry in store.list(directory)]
     singles = [layout.RUN, layout.LATEST, layout.PROGRESS, layout.LOCK, layout.LEASE, layout.BALLAST, layout.SCRUB]
-    for name in (*singles, *names):
-        if name.startswith((layout.BLOBS, layout.GENERATIONS)):
-            continue
+    # What has another name is not milepost's, and not its to judge: a file server's leavings, a note somebody put there.
+    for name in (*singles, *filter(layout.is_other_record, names)):
         # A flaky read is not damage: what looks damaged is read once more before it is believed.
         problem = _problem(store, name, count) and _problem(store, name, lambda _: None)
         if problem and is_torn(store, name):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from milepost.encode.digest import Digest
-from milepost.errors import CorruptError, NotFoundError, plain
+from milepost.errors import CorruptError, NotFoundError, StoreError, plain
 from milepost.lifecycle.sealed import GONE, Records, check_records
 from milepost.lifecycle.subset import Subset
 from milepost.lifecycle.torn import TORN
@@ -44,7 +44,8 @@ class GenerationReport:
     number: int
     state: str
     """``valid``, ``damaged``, ``unreadable``, ``void``, ``retired`` (its deletion is due), ``foreign`` or ``half deleted``: a
-    manifest that cannot be read may have dropped it (rule 3a), and that is no new damage."""
+    manifest that cannot be read may have dropped it (rule 3a), and that is no new damage. ``unread``: the disk or the network
+    failed, and nothing is known."""
     step: int | None = None
     problems: tuple[Problem, ...] = ()
     sound: tuple[str, ...] = ()
@@ -81,6 +82,11 @@ class Report:
     def ok(self) -> bool:
         """Return whether nothing at all was found."""
         return not self.problems
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """Return the generations of which nothing is known, since the disk or the network failed."""
+        return tuple(one.number for one in self.generations if one.state == "unread")
 
 
 def verify(
@@ -132,7 +138,10 @@ def _taken(
     view: View, reports: Iterable[GenerationReport], spare: Callable[[str], bool] | None
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return what a resume would take, and the damaged components that it would go on without."""
-    whole = resumable(view, {report.number for report in reports if report.state == "valid"})
+    state = {report.number: report.state for report in reports}
+    whole = resumable(view, {number for number in state if state[number] in ("valid", "unread")})
+    if whole is not None and state[whole] == "unread":
+        return None, ()  # a resume stops at it: what cannot be read now is not passed over for something older
     if whole is not None or spare is None:
         return whole, ()
     partly = {one.number: one.damaged for one in reports if one.state == "damaged" and all(map(spare, one.damaged))}
@@ -298,6 +307,16 @@ def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationRe
     step = view.listing.summaries[number].step
     if number not in view.live:
         return GenerationReport(number, "void" if number in view.void else "retired", step)
+    try:
+        return _report_live(store, view, number, blobs)
+    except StoreError as error:
+        # It says nothing of the others, and an operator asks on a bad day: one sick file must not hide what is sound.
+        where = str(error.facts.get("name", name))
+        return GenerationReport(number, "unread", step, (Problem(where, f"it cannot be read now: {error.message}", number),))
+
+
+def _report_live(store: Store, view: View, number: int, blobs: Blobs) -> GenerationReport:
+    name, step = layout.manifest(number), view.live[number].step
     try:
         manifest = decode_manifest(read_record(store, name), name)
     except NotFoundError:

@@ -120,6 +120,11 @@ def mark_number(name: str) -> int | None:
     return _number(_MARK, name)
 
 
+def is_other_record(name: str) -> bool:
+    """Return whether ``name`` is that of a fence, a settlement, a pin, a mark or an event log."""
+    return any(_number(pattern, name) is not None for pattern in (_FENCE, _SETTLEMENT, _PIN, _MARK, _EVENTS))
+
+
 def blob_term(name: str) -> int | None:
     """Return the term of whoever wrote ``name`` into ``blobs/``, unfinished and temporary files too; None if not milepost's."""
     return _number(_BLOB, name, least=0)
