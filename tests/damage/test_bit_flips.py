@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,6 +162,37 @@ def test_the_newest_settlement_before_its_first_generation_is_what_a_run_cannot_
         assert (caught.value.kind, caught.value.facts["name"]) == ("damaged-settlement", newest)
     (root / newest).write_bytes(before)
     assert Trainer(root).engine.resume() is not None
+
+
+RECORDS = ["generations/", "generations/000006.json", "terms/", "milepost.json", "LATEST", "pins/"]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("names", RECORDS)
+def test_a_claim_that_reads_a_record_wrong_once_takes_nothing_for_damage(run: Path, tmp_path: Path, names: str, nth: int) -> None:
+    """It would settle on the generation before the one that it could not read, and make void what was acknowledged."""
+    from milepost.testing.faults import FaultStore
+
+    root = copy_of(run, tmp_path / "run")
+    before = read(local(root))
+
+    asked: Counter[str] = Counter()
+
+    class Flaky(FaultStore):
+        def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+            data = super().read(name, start, stop)
+            if not data or not name.startswith(names):
+                return data
+            asked[name] += 1
+            return data[:-1] + b"?" if asked[name] == nth else data
+
+    with Trainer(Flaky(local(root))).engine as engine:  # type: ignore[arg-type]
+        restored = engine.resume()
+    assert restored is not None
+    assert (restored.generation, restored.skipped) == (6, ())
+    after = read(local(root))
+    assert ({*after.live}, after.void, after.unsure) == ({*before.live}, before.void, before.unsure)
+    shutil.rmtree(root)
 
 
 def test_damage_that_passes_on_a_second_read_is_none(run: Path, tmp_path: Path) -> None:

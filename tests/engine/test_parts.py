@@ -186,6 +186,18 @@ def test_damage_that_hits_no_component_costs_nothing_but_a_warning(tmp_path: Pat
         check_that_the_next_save_stands_alone(training, parent=1)
 
 
+def test_no_training_is_given_up_for_a_rotten_header_though_an_older_generation_is_whole(tmp_path: Path) -> None:
+    train(tmp_path, 5, 6, 7)
+    flip(tmp_path / manifest_of(tmp_path, 3).blobs[0].name, 9)  # in the header: every array of generation 3 verifies
+    assert oneshot.verify(tmp_path).resume_from == 3
+    with Training(tmp_path) as training:
+        restored = training.engine.resume()
+        assert restored is not None
+        assert (restored.generation, restored.skipped) == (3, ())
+        assert bits(training.state) == expected(7)
+        check_that_the_next_save_stands_alone(training, parent=3)
+
+
 @pytest.mark.parametrize("how", ["gone", "cut", "empty"])
 def test_a_file_that_is_gone_or_short_takes_only_the_components_in_it(tmp_path: Path, how: str) -> None:
     train(tmp_path, 5, blob_bytes=1)  # a file for each array
@@ -287,6 +299,34 @@ def test_what_turns_bad_before_it_is_touched_is_left_alone(tmp_path: Path) -> No
         store.lying = False
         assert engine.resume(parts=["policy"]) is not None
         engine.save(2)
+
+
+def test_what_a_refused_generation_has_left_behind_is_not_passed_off_as_an_older_ones(tmp_path: Path) -> None:
+    """The older one has no replay: it would come back with the one of the generation that was refused, and be saved with it."""
+
+    def start(healthy: bool = True, **more: Any) -> CheckpointEngine:
+        state = {"policy": np.zeros(64), "counters": {"step": 0}, **more}
+        return CheckpointEngine(tmp_path, state=state, writer="inline", health_eval=lambda: healthy)
+
+    with start() as engine:
+        engine.save(1)
+    with start(replay=np.zeros(64)) as engine:
+        engine.resume()
+        engine.state["replay"][:] = 7  # type: ignore[index]
+        engine.save(2)
+    with start(healthy=False, replay=np.zeros(64)) as engine:
+        verdicts = iter([False, True])
+        engine._health_eval = lambda: next(verdicts)
+        with pytest.raises(CorruptError) as caught:
+            engine.resume()
+        assert (caught.value.kind, caught.value.facts["components"]) == ("half-loaded", "replay")
+        with pytest.raises(MilepostError):
+            engine.save(3)
+    with start(replay=np.zeros(64)) as engine:  # started anew, it has a replay buffer that nobody has touched
+        assert engine.resume(which=1).generation == 1  # type: ignore[union-attr]
+        engine.save(3)
+    loaded: Any = oneshot.load(tmp_path)
+    assert not loaded["replay"].any()
 
 
 # --- resume(parts=) -----------------------------------------------------------------------------------------------------
@@ -507,6 +547,31 @@ def test_a_flaky_read_takes_no_component_from_a_generation_that_is_damaged_elsew
         restored = training.engine.resume()
         assert restored is not None
         assert restored.components == ("policy", "optimizer", "counters")
+
+
+class BadMemory(FaultStore):
+    """Give wrong bytes of a blob, as often as it is read, until the next read is asked to come from the medium."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._dropped: set[str] = set()
+
+    def drop_cached(self, name: str) -> None:
+        self._dropped.add(name)
+
+    def read_into(self, name: str, start: int, into: memoryview) -> int:
+        got = super().read_into(name, start, into)
+        if name.startswith(layout.BLOBS) and got and name not in self._dropped:
+            into[got - 1] ^= 1
+        return got
+
+
+@pytest.mark.parametrize("reader", READS)
+def test_what_is_wrong_in_memory_only_is_read_from_the_disk_and_is_no_damage(tmp_path: Path, reader: str) -> None:
+    train(tmp_path, 1, 2)
+    found: Any = READS[reader](BadMemory(local(tmp_path)))
+    assert bits(found["policy"]) == bits(state_at(2)["policy"])
+    assert read(local(tmp_path)).marks == {}
 
 
 @pytest.mark.parametrize("reader", READS)

@@ -138,7 +138,9 @@ def b(peers: Peers) -> Peer:
 
 def test_a_free_lease_is_taken_at_once_and_given_back_so_that_the_next_waits_for_nothing(peers: Peers, a: Peer, b: Peer) -> None:
     for peer in (a, b, a):
-        assert not peer.enter().forced
+        guard = peer.enter()
+        assert not guard.forced
+        assert not guard.abandoned
         assert peer.holds
         peer.leave()
         assert not peer.holds
@@ -163,7 +165,9 @@ def test_the_lease_of_a_dead_process_is_free_after_one_time_to_live_and_not_befo
     a.is_awake = False
     peers.wait(7.0)
     began_s = peers.now_s
-    assert not b.enter().forced
+    guard = b.enter()
+    assert not guard.forced
+    assert guard.abandoned
     # However long it has been dead: b cannot know, and by its own clock it has watched for no longer than this.
     assert TTL_S <= peers.now_s - began_s <= TTL_S + POLL_S
     assert b.holds

@@ -14,7 +14,7 @@ from milepost.cli.text import plain, size, table
 from milepost.lifecycle.diff import ComponentDiff, Diff
 from milepost.lifecycle.diff import diff as compare
 from milepost.publish import layout
-from milepost.publish.manifest import decode_manifest, read_record
+from milepost.publish.manifest import load_record
 from milepost.publish.view import read
 from milepost.records import Manifest
 
@@ -44,8 +44,7 @@ def diff(root: str, old: str, new: str, other: str | None, leaves: bool, as_json
 
 def _manifest(root: str, ref: str) -> Manifest:
     store = open_store(root)
-    name = layout.manifest(resolve(read(store), ref, root).number)
-    return decode_manifest(read_record(store, name), name)
+    return load_record(store, layout.manifest(resolve(read(store), ref, root).number), Manifest)
 
 
 def _document(found: Diff, *, leaves: bool) -> document.Document:

@@ -13,7 +13,7 @@ from milepost.cli.standing import state_of, states_of, tags_of
 from milepost.cli.text import duration, number, plain, size, table
 from milepost.clock import SystemClock, utc_text
 from milepost.publish import layout
-from milepost.publish.manifest import decode_manifest, read_record
+from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
 from milepost.records import Manifest, Summary
 
@@ -50,8 +50,7 @@ def show(root: str, ref: str, leaves: bool, env: bool, as_json: bool) -> None:
     store = open_store(root)
     view = read(store)
     chosen = resolve(view, ref, root).number
-    name = layout.manifest(chosen)
-    manifest = decode_manifest(read_record(store, name), name)
+    manifest = load_record(store, layout.manifest(chosen), Manifest)
     state, tags = state_of(view, chosen), tags_of(view).get(chosen, ())
     if as_json:
         one = document.of_generation(view, chosen, state, tags) | document.of_manifest(manifest, leaves=leaves)

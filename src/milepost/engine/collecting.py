@@ -13,9 +13,9 @@ from milepost.lifecycle.collect import Plan, plan_of
 from milepost.lifecycle.recover import choose
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
-from milepost.publish.manifest import decode_manifest, read_record
+from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
-from milepost.records import Summary
+from milepost.records import Manifest, Summary
 from milepost.store.base import Store
 
 
@@ -99,8 +99,7 @@ def _trim(opened: Opened, seen: View, keep: Keep | None) -> Summary | None:
     going = _dropped(plan_of(session.store, view, keep), view)
     if not going:
         return None
-    name = layout.manifest(view.head.number)
-    session.build_on(decode_manifest(read_record(session.store, name), name))
+    session.build_on(load_record(session.store, layout.manifest(view.head.number), Manifest))
     trim(session, going)
     hold_ballast(session)
     return session.base

@@ -10,7 +10,7 @@ from typing import TypeVar
 from milepost.engine.capture import Staged
 from milepost.engine.room import no_room, survey
 from milepost.engine.session import BALLAST_BYTES, Order, Session
-from milepost.engine.writer import FULL, republish, retire_dropped, write
+from milepost.engine.writer import FULL, distrust_what_is_gone, republish, retire_dropped, write
 from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, check_still_ours, settle_attempt
@@ -71,6 +71,8 @@ def _check_still_ours(session: Session) -> None:
 def _make_room(session: Session, staged: Staged, error: StoreError) -> None:
     """Retire the oldest generation that may go; raise what there is to say where none may, or where it would not help."""
     take_up_attempt(session)
+    # The save may have failed at its very first file: that all which the newest stands on is still there is not known yet.
+    distrust_what_is_gone(session)
     if _deleted_what_was_due(session):
         return
     room = survey(session, staged)

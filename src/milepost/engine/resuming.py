@@ -95,6 +95,8 @@ class Resuming:
         session = self.session
         wanted = _wanted(choice, manifest, self.state, parts)
         live = {name: value for name, value in self.state.items() if name in wanted}
+        if parts is None:
+            self._refuse_a_mixture(manifest)
         try:
             warnings = check_fit(manifest, live, session.fingerprint, self.mismatches, root=session.store.url, wanted=wanted)
             chosen_ns = session.clock.monotonic_ns()
@@ -116,6 +118,19 @@ class Resuming:
         restored = dataclasses.replace(restored, fault=fault.kind if fault else "none")
         self._tell(restored, fault, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
         return restored
+
+    def _refuse_a_mixture(self, manifest: Manifest) -> None:
+        """Raise `CorruptError` if a refused generation has overwritten what this one has not: it would go for left alone."""
+        behind = self.overwritten.difference(names_of(manifest))
+        if behind:
+            raise CorruptError(
+                "an older generation has not all that a refused newer one has overwritten; to go on would mix the two",
+                kind="half-loaded",
+                hint=f"start the script anew with engine.resume(which={manifest.number}): then nothing is overwritten yet",
+                root=self.session.store.url,
+                generation=manifest.number,
+                components=", ".join(sorted(behind)),
+            )
 
     def _fault(self, restored: Restored, choice: Choice) -> FaultPlan | None:
         """Recognise what this start came after; None for a later resume of the same process."""

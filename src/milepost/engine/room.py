@@ -85,13 +85,13 @@ def _staying(session: Session) -> dict[int, str]:
     """Return why each generation that may not go stays: not what we stand on, the newest healthy, a best one, a pinned one.
 
     All of them while the base is not the head: the first generation after a change of base keeps what the old head kept
-    (rule 27), and a trim repeats the base.
+    (rule 27), and a trim repeats the base. And while it is damaged: that would be to give away sound ones for it.
     """
     chain, root = session.chain, session.store.url
     counted = originals(chain.live)
     reasons: dict[int, str] = {}
-    if session.base is None or chain.head is None or session.base.number != chain.head.number:
-        reasons.update(dict.fromkeys(counted, "kept until one save has followed the change of base"))
+    if not session.stands_on_its_head:
+        reasons.update(dict.fromkeys(counted, "kept until a save has followed the change of base, or the damage of the newest"))
     reasons.update(dict.fromkeys(essential(chain.live), "the newest healthy one, or left behind by a rollback"))
     reasons.update(dict.fromkeys(session.keep.best_of(chain.live), f"among the best by {session.keep.by}"))
     reasons.update(dict.fromkeys(session.protected, "this process resumed from it"))

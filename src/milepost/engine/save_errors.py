@@ -47,6 +47,8 @@ class SaveErrors:
 
     def half_loaded(self, error: BaseException) -> None:
         """Refuse saves, since a resume was broken off in the middle of the live objects."""
+        if isinstance(self._refusal, ConflictError):
+            return  # it lasts longer
         self._refusal = error if isinstance(error, MilepostError) else self._mixture(error)
 
     def loaded(self) -> None:

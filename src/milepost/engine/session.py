@@ -66,6 +66,12 @@ class Session:
         for blob in blobs:
             self.distrusted.add(blob)
 
+    @property
+    def stands_on_its_head(self) -> bool:
+        """Return whether the base is the head, and nothing of it was found damaged."""
+        base, head = self.base, self.chain.head
+        return base is not None and head is not None and base.number == head.number and not self._is_doubtful(base)
+
     def _is_doubtful(self, summary: Summary) -> bool:
         return not self.distrusted.isdisjoint(blob.name for blob in summary.blobs)
 

@@ -15,7 +15,7 @@ from milepost.lifecycle.retain import rank
 from milepost.lifecycle.sealed import GONE
 from milepost.lifecycle.verify import Blobs, Problem, check_generation, no_such_generation
 from milepost.publish import layout
-from milepost.publish.manifest import decode_manifest, read_record
+from milepost.publish.manifest import load_record
 from milepost.publish.view import View
 from milepost.records import Manifest
 from milepost.store.base import Store
@@ -111,8 +111,12 @@ def choose(
         if isinstance(found, Skipped):
             skipped.append(found)
         elif found.problems:
+            damage = found.skipped()
+            if spare is not None and parts is None and not damage.damaged:
+                # A file's header is hit, or its padding: all that was saved is there, and nothing older has more of it.
+                return Choice(found.manifest, tuple(skipped), (), blobs.read_bytes, damage)
             looked[number] = found
-            skipped.append(found.skipped())
+            skipped.append(damage)
         else:
             cleared = (number,) if number in view.marks and parts is None else ()
             return Choice(found.manifest, tuple(skipped), cleared, blobs.read_bytes)
@@ -190,9 +194,8 @@ def _refuse(view: View, number: int, which: Which) -> Skipped | None:
 
 
 def _look(store: Store, number: int, blobs: Blobs, full: bool, parts: Collection[str] | None) -> _Looked | Skipped:
-    name = layout.manifest(number)
     try:
-        manifest = decode_manifest(read_record(store, name), name)
+        manifest = load_record(store, layout.manifest(number), Manifest)
     except CorruptError as error:
         return Skipped(number, "unreadable", error.message)
     except NotFoundError:

@@ -9,7 +9,7 @@ from milepost.clock import Clock
 from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
 from milepost.lifecycle.verify import PIECE_BYTES, Blobs, Problem, blobs_of
 from milepost.publish import layout
-from milepost.publish.manifest import decode, decode_manifest, encode, read_record
+from milepost.publish.manifest import encode, load_record
 from milepost.publish.signed import refuse_unsigned
 from milepost.publish.view import View, read
 from milepost.records import BlobRecord, Manifest, Scrubbed
@@ -158,7 +158,7 @@ class Pace:
 
 def _recorded(store: Store, run_id: str) -> dict[str, int]:
     try:
-        record = decode(read_record(store, layout.SCRUB), Scrubbed, layout.SCRUB)
+        record = load_record(store, layout.SCRUB, Scrubbed)
     except (NotFoundError, CorruptError):
         return {}
     return dict(record.checked_ns) if record.run_id == run_id else {}
@@ -174,8 +174,7 @@ def _written(view: View) -> dict[str, int]:
 
 
 def _manifest(store: Store, number: int) -> Manifest | None:
-    name = layout.manifest(number)
     try:
-        return decode_manifest(read_record(store, name), name)
+        return load_record(store, layout.manifest(number), Manifest)
     except (NotFoundError, CorruptError):
         return None

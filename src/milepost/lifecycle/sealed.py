@@ -35,13 +35,18 @@ def check_records(store: Store, count: Callable[[int], None]) -> Records:
     singles = [layout.RUN, layout.LATEST, layout.PROGRESS, layout.LOCK, layout.LEASE, layout.BALLAST, layout.SCRUB]
     # What has another name is not milepost's, and not its to judge: a file server's leavings, a note somebody put there.
     for name in (*singles, *filter(layout.is_other_record, names)):
-        # A flaky read is not damage: what looks damaged is read once more before it is believed.
-        problem = _problem(store, name, count) and _problem(store, name, lambda _: None)
+        problem = _problem(store, name, count) and _problem_on_the_medium(store, name)
         if problem and is_torn(store, name):
             torn.append(name)
         elif problem:
             damaged.append((name, problem))
     return Records(tuple(damaged), tuple(torn))
+
+
+def _problem_on_the_medium(store: Store, name: str) -> str | None:
+    """Read once more what looks damaged, before it is believed: a flaky read is not damage."""
+    store.drop_cached(name)
+    return _problem(store, name, lambda _: None)
 
 
 def _problem(store: Store, name: str, count: Callable[[int], None]) -> str | None:

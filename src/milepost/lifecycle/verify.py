@@ -11,7 +11,7 @@ from milepost.lifecycle.sealed import GONE, Records, check_records
 from milepost.lifecycle.subset import Subset
 from milepost.lifecycle.torn import TORN
 from milepost.publish import layout
-from milepost.publish.manifest import decode_manifest, read_record
+from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
 from milepost.records import BlobRecord, LeafRecord, Manifest, Summary
 from milepost.store.base import Store
@@ -139,7 +139,9 @@ def _taken(
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return what a resume would take, and the damaged components that it would go on without."""
     state = {report.number: report.state for report in reports}
-    whole = resumable(view, {number for number in state if state[number] in ("valid", "unread")})
+    # Damage that hits no component, but a file's header, costs nothing.
+    complete = {one.number for one in reports if spare is not None and one.state == "damaged" and not one.damaged}
+    whole = resumable(view, complete | {number for number in state if state[number] in ("valid", "unread")})
     if whole is not None and state[whole] == "unread":
         return None, ()  # a resume stops at it: what cannot be read now is not passed over for something older
     if whole is not None or spare is None:
@@ -318,7 +320,7 @@ def _report(store: Store, view: View, number: int, blobs: Blobs) -> GenerationRe
 def _report_live(store: Store, view: View, number: int, blobs: Blobs) -> GenerationReport:
     name, step = layout.manifest(number), view.live[number].step
     try:
-        manifest = decode_manifest(read_record(store, name), name)
+        manifest = load_record(store, name, Manifest)
     except NotFoundError:
         return GenerationReport(number, "retired", step)
     except CorruptError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from milepost.errors import ConflictError, CorruptError, MismatchError, NotFoundError, StoreError
 from milepost.publish import layout
-from milepost.publish.manifest import decode, decode_manifest, decode_summary, encode, read_record
+from milepost.publish.manifest import encode, load_record
 from milepost.publish.term import Claim
 from milepost.publish.view import read_pins
 from milepost.records import Fence, Manifest, Summary
@@ -187,7 +187,7 @@ def _holder(store: Store, number: int) -> Summary | int | None:
     """Return the manifest that holds a number, 0 if it cannot be read or says another number, None if there is none."""
     name = layout.manifest(number)
     try:
-        holder = decode_summary(read_record(store, name), name)
+        holder = load_record(store, name, Summary)
     except NotFoundError:
         return None
     except (CorruptError, MismatchError):
@@ -223,8 +223,7 @@ def _adopt_own(store: Store, chain: Chain, number: int) -> Manifest:
 
     It becomes the base only if the live state still goes back to it: the user may have loaded another generation since.
     """
-    name = layout.manifest(number)
-    earlier = decode_manifest(read_record(store, name), name)
+    earlier = load_record(store, layout.manifest(number), Manifest)
     store.sync(layout.GENERATIONS)
     base = earlier.number if earlier.write_id in chain.attempts else chain.base
     _advance(chain, earlier)
@@ -269,9 +268,8 @@ def _fence_is_ours(store: Store, chain: Chain) -> bool:
     """Return whether our own fence is still there: the directory may have been removed, or a copy put in its place, in
     which another process has claimed the very same term.
     """
-    name = layout.fence(chain.term)
     try:
-        return decode(read_record(store, name), Fence, name).claim_id == chain.claim_id
+        return load_record(store, layout.fence(chain.term), Fence).claim_id == chain.claim_id
     except NotFoundError:
         return False
     except CorruptError:
@@ -302,9 +300,8 @@ def fenced(store: Store, chain: Chain, by: int) -> ConflictError:
 
 
 def _claimer(store: Store, term: int) -> str:
-    name = layout.fence(term)
     try:
-        fence = decode(read_record(store, name), Fence, name)
+        fence = load_record(store, layout.fence(term), Fence)
     except (NotFoundError, CorruptError):
         return f"term {term}"
     return f"pid {fence.pid} on {fence.host}, since {fence.claimed_at}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
-from milepost.publish.manifest import decode, read_record
+from milepost.publish.manifest import load_record
 from milepost.records import Latest, Progress
 from milepost.store.base import Store
 
@@ -12,7 +12,7 @@ from milepost.store.base import Store
 def read_progress(store: Store) -> Progress | None:
     """Return the step a save was last begun at, or None if that was never written or cannot be read."""
     try:
-        return decode(read_record(store, layout.PROGRESS), Progress, layout.PROGRESS)
+        return load_record(store, layout.PROGRESS, Progress)
     except (NotFoundError, CorruptError):
         return None
 
@@ -20,7 +20,7 @@ def read_progress(store: Store) -> Progress | None:
 def read_latest(store: Store) -> Latest | None:
     """Return what ``LATEST`` says, or None if it is not there or cannot be read: it is a hint."""
     try:
-        return decode(read_record(store, layout.LATEST), Latest, layout.LATEST)
+        return load_record(store, layout.LATEST, Latest)
     except (NotFoundError, CorruptError):
         return None
 

@@ -54,6 +54,19 @@ def read_record(store: Store, name: str) -> bytes:
     return data
 
 
+def load_record(store: Store, name: str, kind: type[T]) -> T:
+    """Read the record ``name`` and return what it says. Raises `NotFoundError`, and `CorruptError` as `decode` does.
+
+    What looks damaged is read once more, from the medium: taken for damage, one flaky read of a manifest would have a claim
+    settle on the generation before it, and make void for good what was acknowledged.
+    """
+    try:
+        return decode(read_record(store, name), kind, name)
+    except CorruptError:
+        store.drop_cached(name)
+        return decode(read_record(store, name), kind, name)
+
+
 def decode(data: bytes, kind: type[T], name: str) -> T:
     """Return the record in ``data``, read from ``name``. Raises `CorruptError` unless it is exactly what was written."""
     body = unseal(data, name)
@@ -72,16 +85,6 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     if says:
         raise CorruptError("a record is sealed but says what cannot be", kind="damaged-record", name=name, says=says)
     return record
-
-
-def decode_run(data: bytes, name: str) -> RunRecord:
-    """Return the record that names a run."""
-    return decode(data, RunRecord, name)
-
-
-def decode_summary(data: bytes, name: str) -> Summary:
-    """Return the part of a manifest that judging needs, without its trees and leaves."""
-    return decode(data, Summary, name)
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:

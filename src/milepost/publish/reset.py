@@ -13,10 +13,10 @@ from milepost.clock import Clock
 from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.hints import read_latest, read_progress
-from milepost.publish.manifest import decode_summary, encode, read_record
+from milepost.publish.manifest import encode, load_record
 from milepost.publish.term import Claim, Identity, claim
 from milepost.publish.view import Terms, no_such_run, read_manifests, read_pins, read_run, read_terms
-from milepost.records import FORMAT_VERSION, Pin, Reset, RunRecord, Settlement
+from milepost.records import FORMAT_VERSION, Pin, Reset, RunRecord, Settlement, Summary
 from milepost.store.base import Store
 
 
@@ -146,7 +146,7 @@ def _kept(store: Store, reset: Reset) -> set[int]:
     name = layout.manifest(reset.head)
     for place in (reset.to + name, name):
         try:
-            return {reset.head, *decode_summary(read_record(store, place), name).keep}
+            return {reset.head, *load_record(store, place, Summary).keep}
         except (NotFoundError, CorruptError):
             continue
     return set()

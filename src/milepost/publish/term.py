@@ -14,7 +14,7 @@ from milepost.clock import Clock, utc_text
 from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.hints import check_listing, listing_lags, newest_named
-from milepost.publish.manifest import decode_run, encode, read_record
+from milepost.publish.manifest import encode, load_record
 from milepost.publish.signed import refuse_unsigned
 from milepost.publish.view import (
     Listing,
@@ -96,7 +96,7 @@ def claim(store: Store, clock: Clock, who: Identity, *, reset: bool = False) -> 
 def _refuse_what_is_not_ours(store: Store) -> None:
     """Look before anything is written: the root of a newer milepost is left as it is, and so is a signed one without its key."""
     try:
-        decode_run(read_record(store, layout.RUN), layout.RUN)
+        load_record(store, layout.RUN, RunRecord)
     except (NotFoundError, CorruptError):
         return
     refuse_unsigned(store)

@@ -14,9 +14,9 @@ from typing import TypeVar
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.hints import check_listing, newest_named
-from milepost.publish.manifest import decode, decode_run, decode_summary, read_record
+from milepost.publish.manifest import load_record
 from milepost.publish.settlements import lost_settlement, repeated_settlement
-from milepost.records import Fence, Pin, QuarantineMark, Reset, Settlement, Summary
+from milepost.records import Fence, Pin, QuarantineMark, Reset, RunRecord, Settlement, Summary
 from milepost.store.base import Store
 
 T = TypeVar("T")
@@ -260,7 +260,7 @@ def read_run(store: Store, terms: Terms) -> str | None:
     ``milepost.json`` says it only until the first settlement, so that its loss or damage loses no run.
     """
     try:
-        first = decode_run(read_record(store, layout.RUN), layout.RUN)
+        first = load_record(store, layout.RUN, RunRecord)
     except NotFoundError:
         return terms.newest.run_id if terms.newest else None
     except CorruptError as error:
@@ -287,7 +287,7 @@ def read_manifests(store: Store, names: Iterable[str]) -> Listing:
         if number is None:
             continue
         try:
-            summary = decode_summary(read_record(store, name), name)
+            summary = load_record(store, name, Summary)
         except NotFoundError:
             vanished = True
             continue
@@ -329,7 +329,7 @@ def read_terms(store: Store, listing: Listing) -> Terms:
 
 def _read_or_none(store: Store, name: str, kind: type[T]) -> T | None:
     try:
-        return decode(read_record(store, name), kind, name)
+        return load_record(store, name, kind)
     except CorruptError:
         return None
     except NotFoundError as error:
@@ -352,7 +352,7 @@ def read_pins(store: Store, run_id: str) -> dict[int, Pin]:
         if number is None:
             continue
         try:
-            pin = decode(read_record(store, entry.name), Pin, entry.name)
+            pin = load_record(store, entry.name, Pin)
         except NotFoundError:
             continue
         except CorruptError:
@@ -370,7 +370,7 @@ def read_marks(store: Store, run_id: str) -> dict[int, QuarantineMark]:
         if number is None:
             continue
         try:
-            mark = decode(read_record(store, entry.name), QuarantineMark, entry.name)
+            mark = load_record(store, entry.name, QuarantineMark)
         except NotFoundError:
             continue
         except CorruptError:

@@ -113,7 +113,7 @@ class LeaseGuard(Guard):
 
     def __enter__(self) -> None:
         self._left.clear()
-        self._pid, self._warned, self.forced = os.getpid(), False, False
+        self._pid, self._warned, self.forced, self.abandoned = os.getpid(), False, False, False
         first = LeaseRecord(self._lease.who(self._clock), self._clock.nonce(), 0, round(self._lease.ttl_s * 1000))
         self._acquire(first)
         _held_here.add(first.incarnation)
@@ -188,6 +188,7 @@ class LeaseGuard(Guard):
             if seen is None or expires_s <= 0 or self._is_free(found):
                 # Only if nobody has touched it since: of two who saw it expire one wins, and a beat in time beats both.
                 if self._put(seen, first.encode()):
+                    self.abandoned = found is not None and not found.released
                     return self._entered(first)
             elif waits_s > 0:
                 self._wait(min(_POLL_S, self._lease.ttl_s / 10, expires_s, waits_s))
