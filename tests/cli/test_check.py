@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 import milepost
 from milepost.cli import check
 from milepost.cli.main import main
+from milepost.clock import SystemClock
+from milepost.errors import CorruptError
 from milepost.publish import layout, quarantine
 from milepost.publish.manifest import decode_manifest, encode
 from milepost.publish.view import read
@@ -74,6 +76,32 @@ def test_with_nothing_left_to_resume_from_the_code_says_so(run: Run) -> None:
     result = milepost_("verify", run.root)
     assert result.exit_code == 14
     assert result.stdout.splitlines()[-1] == f"hint: milepost reset {run.root} sets the run aside for a fresh start"
+
+
+def test_what_a_rollback_left_behind_is_named_where_nothing_else_is_sound(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step in (1, 2, 3):
+        milepost.save(root, {"policy": np.full(64, float(step))}, step=step)
+    assert milepost_("rollback", root, "1").exit_code == 0
+    [own] = [blob.name for blob in read(LocalStore(root, SystemClock())).live[1].blobs]
+    data = bytearray((root / own).read_bytes())
+    data[-1] ^= 1
+    (root / own).write_bytes(data)
+    result = milepost_("verify", root)
+    assert result.exit_code == 14
+    assert result.stdout.splitlines()[-1].startswith(f"hint: milepost rollback {root} g000003 goes back to one that is sound; ")
+    with pytest.raises(CorruptError, match=f"milepost rollback {root} 3 goes back"):
+        resume(root)
+    assert milepost_("rollback", root, "3").exit_code == 0
+    assert resume(root) == 3
+
+
+def resume(root: Path) -> int:
+    state = {"policy": np.zeros(64)}
+    with milepost.CheckpointEngine(root, state=state) as engine:
+        restored = engine.resume()
+        assert restored is not None
+        return restored.step
 
 
 def test_a_run_of_unhealthy_generations_has_nothing_to_resume_from_either(tmp_path: Path) -> None:

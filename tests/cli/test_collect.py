@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from milepost.lifecycle.retain import Keep
 from milepost.publish import layout, pins
 from milepost.publish.view import read
 from milepost.store.local import LocalStore
+from milepost.testing.faults import FaultStore
 from tests.cli.runs import Run, measured
 from tests.engine.training import Training, bits, local, snapshot, without_git
 
@@ -115,6 +117,15 @@ class TestDryRun:
         assert why(document(tmp_path, "--keep-best", 1))[2] == ["the best by eval/return"]
         assert why(document(tmp_path, "--keep-last", 1, "--keep-best", 2))[3] == ["number 2 by eval/return"]
         assert going(document(tmp_path, "--keep-best", 1, "--mode", "min")) == [3, 2, 1]
+
+    def test_that_the_best_would_go_is_said(self, tmp_path: Path) -> None:
+        run = Run(tmp_path)
+        for step, score in ((1, 5.0), (2, 9.0), (3, 7.0)):
+            run.save(step, **measured(score, step))
+        said = "g000002, the best by eval/return, would go too: --keep-best 1 keeps it"
+        assert said in gc(tmp_path, "--keep-last", 1).stdout.splitlines()
+        assert "--keep-best" not in gc(tmp_path, "--keep-last", 2).stdout
+        assert "would go too" not in gc(tmp_path, "--keep-last", 1, "--keep-best", 1).stdout
 
     def test_a_best_that_nobody_can_tell_is_a_usage_error(self, root: Path) -> None:
         assert gc(root, "--keep-best", 1).exit_code == 2
@@ -265,3 +276,21 @@ def test_a_run_that_another_process_saves_to_meanwhile_loses_nothing(root: Path,
         collecting.collect(local(root), SystemClock(), Keep(last=1))
     assert caught.value.kind == "changed-meanwhile"
     assert [*read(local(root)).live] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_newest_that_a_trainer_retires_while_it_is_read_is_no_damage(root: Path) -> None:  # rule 20
+    trained = threading.Event()
+
+    class TrainedBeside(FaultStore):
+        def read_into(self, name: str, start: int, into: memoryview) -> int:
+            if not trained.is_set():
+                trained.set()
+                with Training(root, keep=Keep(last=1)) as other:
+                    other.engine.resume(which="never")
+                    for step in (6, 7, 8):
+                        other.save(step)
+            return super().read_into(name, start, into)
+
+    with pytest.raises(ConflictError) as caught:
+        collecting.collect(TrainedBeside(local(root)), SystemClock(), Keep(last=1))
+    assert caught.value.kind == "changed-meanwhile"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import numpy as np
 from milepost.clock import SystemClock
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.lifecycle.retain import Keep
-from milepost.publish import pins, quarantine
+from milepost.publish import layout, pins, quarantine
+from milepost.publish.manifest import load_record
+from milepost.publish.view import read
+from milepost.records import Manifest
 from milepost.store.base import Store
 from milepost.testing.faults import run_in_child
 from tests.engine.training import bits, local
@@ -43,6 +47,22 @@ class Trainer:
 
     def is_at(self, step: int) -> bool:
         return bool(bits(self.state) == bits(state_at(step)))
+
+
+def newest_sound(root: Path, file: str, spoils: Callable[[int, int], bool]) -> int:
+    """Return the newest generation of which nothing is lost with what ``file`` has lost; ``spoils`` says it of [start, stop).
+
+    A blob in which no array of a generation is hit takes nothing from that one.
+    """
+    store = local(root)
+    live = {number: load_record(store, layout.manifest(number), Manifest) for number in read(store).live}
+    hit = {
+        number
+        for number, manifest in live.items()
+        for leaf in (leaf for component in manifest.components for leaf in component.leaves)
+        if manifest.blobs[leaf.blob].name == file and spoils(leaf.start, leaf.stop)
+    }
+    return max(number for number in live.keys() - hit if file != layout.manifest(number))
 
 
 def make_run(root: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from milepost.engine.checkpoint_engine import CheckpointEngine
-from milepost.errors import ConflictError, MilepostError, MismatchError, NotFoundError, StoreError, UsageError
+from milepost.errors import ConflictError, MilepostError, MismatchError, NotFoundError, SaveFailed, StoreError, UsageError
 from milepost.lifecycle.triggers import every
 from milepost.store.posix import Posix
 from milepost.testing.faults import FaultStore, run_in_child
@@ -333,6 +333,33 @@ def test_a_metric_that_is_no_number_is_named_and_those_beside_it_are_not_noted_e
             training.engine.report(1, {"loss": 0.5, "return": "high"})  # type: ignore[dict-item]
         assert (caught.value.kind, caught.value.facts["metric"]) == ("bad-metric", "return")
         assert training.save(1).metrics == {}
+
+
+HALF = "half\udcff"
+
+
+def test_a_script_that_is_given_bytes_which_are_no_text_saves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", os.fsdecode(b"--data=/data/caf\xe9")])
+    with Training(tmp_path) as training:
+        saved = training.save(1)
+    assert saved.provenance.command == r"python train.py '--data=/data/caf\udce9'"
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [({"fingerprint": {"env/id": HALF}}, {}), ({}, {"reason": HALF}), ({}, {"counters": {HALF: 1}})],
+    ids=["fingerprint", "reason", "counters"],
+)
+def test_a_name_that_is_no_text_is_told_as_one_and_leaves_no_blob(
+    tmp_path: Path, settings: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    with Training(tmp_path, **settings) as training:
+        with pytest.raises(SaveFailed) as caught:
+            training.save(1, **arguments)
+        assert (caught.value.kind, caught.value.facts["text"]) == ("not-text", r"'half\udcff'")
+        assert [*training.store.list("blobs/")] == []
 
 
 @pytest.mark.parametrize("which", ["newest", True, 1.0, None, "2"])

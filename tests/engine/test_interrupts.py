@@ -93,6 +93,22 @@ def test_an_interrupt_inside_the_start_of_the_thread_leaves_it_usable(started: b
     assert done.is_set()
 
 
+def test_a_save_for_which_no_thread_is_to_be_had_has_failed_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Training(tmp_path, writer="thread", on_save_error="warn") as training:
+        training.engine.report(1, {"return": 1.0})
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            training.engine.save(1)
+            assert training.engine.wait() is None
+        saved = training.save(2)
+    assert (saved.number, saved.metrics["return"].step) == (1, 1)
+
+
 def test_an_engine_that_is_dropped_without_close_gives_its_root_up(tmp_path: Path) -> None:
     def attempt(step: int) -> None:
         engine = CheckpointEngine(tmp_path, state=state_at(step))

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 class Scrubbed(Training):
-    """Train with a scrub whose thread looks once in eight hours, so that a test's own `round` is the only one."""
+    """Train with a scrub whose thread looks once in ten minutes, so that a test's own `round` is the only one."""
 
     def __init__(self, where: Path | FaultStore, clock: FakeClock | None = None, **settings: Any) -> None:
         self.clock = clock or FakeClock(prefix="a")
@@ -172,6 +173,27 @@ def test_every_blob_is_read_once_in_a_period_and_what_was_written_lately_is_not(
         assert asked() == {blob.name for blob in live[2].blobs} - {blob.name for blob in live[1].blobs}
 
 
+def test_what_all_generations_share_is_read_in_every_period_however_often_is_saved(tmp_path: Path) -> None:
+    """It is as old as the run, and not as young as the oldest generation that is kept: this is the file that rots unseen."""
+    store = FaultStore(local(tmp_path))
+    with Scrubbed(store) as training:
+        for step in (1, 2, 3, 4):
+            training.save(step)
+        name, read_at = shared_blob(tmp_path), [training.clock.wall_ns()]
+        for step in range(5, 60):
+            training.clock.advance(seconds=DAY_S / 2)
+            training.save(step)
+            store.operations.clear()
+            training.scrubbing.round()
+            if name in store.names_asked("read_into"):
+                read_at.append(training.clock.wall_ns())
+        assert name == shared_blob(tmp_path)
+        read_at.append(training.clock.wall_ns())
+    gaps_days = [(later - earlier) / 1e9 / DAY_S for earlier, later in pairwise(read_at)]
+    assert max(gaps_days) <= 7
+    assert len(gaps_days) <= 11, "nor is it read all the time"
+
+
 def test_it_keeps_its_period_even_where_that_takes_a_higher_rate(tmp_path: Path) -> None:
     with Scrubbed(tmp_path) as training:
         training.save(1)
@@ -211,6 +233,22 @@ def test_its_thread_looks_by_itself(tmp_path: Path) -> None:
         training.save(1)
         gate.wait_until_reached()
         gate.release()
+
+
+def test_a_run_that_is_started_anew_every_few_hours_is_scrubbed_all_the_same(tmp_path: Path) -> None:
+    """What is due is on the disk. To wait a twentieth of a week for the first look would be never to look."""
+    asked: list[float | None] = []
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            asked.append(timeout)
+            return True
+
+    with Training(tmp_path) as training:
+        looking = Scrubbing(training.engine.claim(), 7 * DAY_S, lambda: None)
+        looking._ended = Ended()
+        looking._run()
+    assert asked == [600.0]
 
 
 def test_a_signed_run_is_scrubbed_with_its_key(tmp_path: Path) -> None:

@@ -425,10 +425,36 @@ def test_a_run_without_signatures_is_copied_to_a_signed_one(tmp_path: Path, key_
     assert made.reason == "signed"
     assert repr(milepost.load(new, key_file=key_file)) == repr(plain)
     assert milepost.verify(new, key_file=key_file).ok
+    there = files_of(local(new))
     with pytest.raises(UsageError) as caught:
         oneshot.sign(old, new, key_file=key_file)
     assert caught.value.kind == "not-empty"
+    assert files_of(local(new)) == there, "a slip of the finger ends no other writer's claim"
     assert files_of(local(old)) == before
+
+
+class _TrainedBeside(FaultStore):
+    """Be a root whose trainer keeps one generation, and saves another just before each of the first reads of a blob."""
+
+    def __init__(self, where: Path, saves: int) -> None:
+        super().__init__(local(where))
+        self._where = where
+        self._steps = iter(range(2, saves + 2))
+
+    def read_into(self, name: str, start: int, into: memoryview) -> int:
+        if name.startswith(layout.BLOBS) and (step := next(self._steps, None)):
+            oneshot.save(local(self._where), state_at(step), step=step, keep=Keep(last=1))
+        return super().read_into(name, start, into)
+
+
+@pytest.mark.parametrize("saves", [2, 5])
+def test_what_a_trainer_retires_while_it_is_copied_is_no_damage_and_the_newest_is_signed(
+    tmp_path: Path, key_file: Path, saves: int
+) -> None:  # rule 20
+    oneshot.save(tmp_path / "old", state_at(1), step=1)
+    made = oneshot.sign(_TrainedBeside(tmp_path / "old", saves), tmp_path / "new", key_file=key_file)
+    assert made.step == saves + 1
+    assert bits(milepost.load(tmp_path / "new", key_file=key_file)) == bits(state_at(saves + 1))
 
 
 def test_a_state_whose_manifest_has_everything_else_goes_along_when_it_is_signed(tmp_path: Path, key_file: Path) -> None:

@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import milepost
+from milepost.clock import SystemClock
+from milepost.engine import oneshot
+from milepost.engine.collecting import collect
 from milepost.engine.redact import redacted, without_secrets
 from milepost.errors import StoreError
 from tests.engine.training import local, without_git
@@ -82,6 +85,14 @@ def test_a_value_of_the_environment_is_found_wherever_it_stands(before: str, aft
         assert SECRET not in redacted(before + SECRET + after)
 
 
+def test_the_directory_that_a_shell_stands_in_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PWD", "OLDPWD"):
+        monkeypatch.setenv(name, "/data/runs")
+        assert redacted("could not read /data/runs/ppo/LATEST") == "could not read /data/runs/ppo/LATEST"
+    monkeypatch.setenv("DB_PWD", SECRET)
+    assert SECRET not in redacted(f"could not log in with {SECRET}")
+
+
 @pytest.mark.parametrize("text", ["a", "token", "token=", "key:", "://a", "eyJ", "'", '"', " ", "=", "-----BEGIN ", "bearer "])
 def test_what_is_looked_through_takes_no_square_of_its_length(text: str) -> None:
     """Else a reason of a megabyte that somebody planted would stop a resume. At the square this test would take hours."""
@@ -137,3 +148,20 @@ def _train_and_fail(root: Path, said: str, patch: pytest.MonkeyPatch) -> None:
     with milepost.CheckpointEngine(local(root), state=live_state()) as engine:
         engine.resume()
         engine.save(3)
+
+
+@pytest.mark.parametrize("verb", ["save", "rollback", "reset", "gc"])
+def test_every_verb_that_claims_lets_no_secret_into_the_log(tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_git(monkeypatch)
+    for step in (1, 2, 3):
+        milepost.save(tmp_path, {"policy": {"step": step}}, step=step)
+    log = logging.getLogger("milepost")
+    monkeypatch.setattr(log, "filters", [])
+    do = {
+        "save": lambda: milepost.save(tmp_path, {"policy": {"step": 4}}),
+        "rollback": lambda: oneshot.rollback(tmp_path, 2),
+        "reset": lambda: oneshot.reset(tmp_path),
+        "gc": lambda: collect(local(tmp_path), SystemClock(), milepost.Keep(last=1)),
+    }
+    do[verb]()
+    assert log.filters

@@ -273,6 +273,31 @@ def test_without_its_key_nothing_is_added_to_a_signed_run() -> None:
     refuse_unsigned(signed(inner))
 
 
+class Flaky(MemoryStore):
+    """Read milepost.json wrong, until it is read from the medium."""
+
+    flaky = True
+
+    def drop_cached(self, name: str) -> None:
+        self.flaky = self.flaky and name != layout.RUN
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        data = super().read(name, start, stop)
+        return data[:-1] if self.flaky and name == layout.RUN else data
+
+
+def test_a_flaky_read_of_the_marker_opens_no_gate() -> None:
+    there = MemoryStore("flaky marker")
+    claim(signed(there), FakeClock(), WHO)
+    before = bytes_of(there)
+    with pytest.raises(UsageError):
+        refuse_unsigned(Flaky("flaky marker"))
+    for store in (signed(Flaky("flaky marker"), b"another key of enough bytes"), Flaky("flaky marker")):
+        with pytest.raises((CorruptError, UsageError)):
+            claim(store, FakeClock(), WHO)
+    assert bytes_of(there) == before
+
+
 def test_planted_terms_are_to_a_key_what_unreadable_ones_are() -> None:  # rules 3a, 13
     inner = MemoryStore()
     claim(signed(inner), FakeClock(), WHO)

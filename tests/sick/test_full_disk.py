@@ -17,8 +17,9 @@ from milepost.engine import oneshot, relief
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import MilepostError, SaveFailed, StoreError
 from milepost.lifecycle.retain import Keep
-from milepost.publish import layout, pins
+from milepost.publish import layout, manifest, pins
 from milepost.publish.view import read
+from milepost.records import Manifest
 from milepost.store.memory import MemoryStore
 from milepost.testing.faults import FaultStore
 from milepost.testing.sick import TAKES_SPACE, SickPosix, failing
@@ -251,6 +252,21 @@ def test_a_save_for_whose_manifest_alone_there_is_no_room_leaves_no_blob_and_its
             disk.capacity_bytes = None
     assert newest > 1
     assert manifests_failed, "a blob fitted, and its manifest did not"
+
+
+def test_a_save_whose_manifest_is_too_large_to_be_read_leaves_no_blob_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    loop = Loop(disk, Keep(last=3))
+    with loop.engine:
+        loop.save(1)
+        before = disk.list(layout.BLOBS)
+        with monkeypatch.context() as patch:
+            patch.setitem(manifest._MOST, Manifest, 1_000)
+            with pytest.raises(SaveFailed) as caught:
+                loop.save(2)
+        assert caught.value.kind == "too-large"
+        assert disk.list(layout.BLOBS) == before
+        assert loop.save(3) == 2
 
 
 def test_a_pin_that_could_not_be_promised_leaves_no_wish_behind() -> None:

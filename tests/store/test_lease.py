@@ -11,12 +11,13 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from milepost.clock import Clock, FakeClock
-from milepost.errors import ConflictError, StoreError, UsageError
+from milepost.errors import ConflictError, CorruptError, StoreError, UsageError
 from milepost.lifecycle.verify import verify
 from milepost.publish import layout
 from milepost.publish.term import Identity, claim
@@ -206,6 +207,13 @@ def test_a_holder_that_promised_to_renew_less_often_is_watched_for_as_long_as_it
     assert peers.now_s - began_s >= 10 * TTL_S
 
 
+def test_a_record_that_is_too_large_to_be_one_is_refused_and_not_watched_for_ever(peers: Peers, a: Peer) -> None:
+    peers.root.replace(LEASE, bytes(1 << 20))
+    with pytest.raises(CorruptError) as caught:
+        a.enter()
+    assert caught.value.facts["name"] == LEASE
+
+
 def test_a_record_that_is_damaged_is_watched_like_any_other(peers: Peers, a: Peer) -> None:
     peers.root.create(LEASE, b"not a lease")
     a.enter()
@@ -264,6 +272,28 @@ def test_of_two_who_see_a_lease_expire_one_has_it_and_the_other_is_told_who(peer
         gate.release()
         assert racing.result().facts["host"] == b.host
     assert b.holds
+
+
+def test_a_thread_of_the_same_process_does_not_take_a_lease_for_left_behind_that_is_just_being_taken() -> None:
+    root = MemoryStore()
+    store, lease = FaultStore(root), Lease(renewed=False)
+
+    def guard(of: Store, prefix: str) -> LeaseGuard:
+        return LeaseGuard(of, lease, FakeClock(prefix=prefix), lambda _: None, wait_s=0.0, take_over=False)
+
+    first = guard(store, "000a")
+    with ThreadPoolExecutor(1) as pool:
+        gate = store.pause("replace_if", LEASE, after=True)
+        entering = pool.submit(first.__enter__)
+        gate.wait_until_reached()
+        try:
+            with pytest.raises(ConflictError):
+                guard(root, "000b").__enter__()
+        finally:
+            gate.release()
+        entering.result()
+    assert first.beat()
+    first.__exit__(None, None, None)
 
 
 def test_a_holder_that_wakes_in_the_last_moment_keeps_its_lease(peers: Peers, a: Peer, b: Peer) -> None:
@@ -383,11 +413,12 @@ def test_a_claim_that_timed_out_and_lands_late_stands_in_nobodys_way_for_long(pe
 
 
 def test_a_claim_of_this_process_that_landed_late_does_not_stand_in_its_own_way() -> None:
-    store = FaultStore(MemoryStore())
+    store, numbers = FaultStore(MemoryStore()), count(1)
     late = store.delay("replace_if", LEASE)
 
     def guard() -> LeaseGuard:
-        return LeaseGuard(store, Lease(renewed=False), FakeClock(), _never, wait_s=0.0, take_over=False)
+        clock = FakeClock(prefix=f"{next(numbers):04x}")  # no two claims have one incarnation
+        return LeaseGuard(store, Lease(renewed=False), clock, _never, wait_s=0.0, take_over=False)
 
     with pytest.raises(StoreError), guard():
         pytest.fail("it was not told that it has the lease")

@@ -85,6 +85,12 @@ def test_the_upper_layer_says_what_an_overlay_promises_where_it_can_be_seen(tmp_
     assert look(tmp_path / "merged", overlay).survives == "power-cut"
 
 
+def test_an_upper_layer_that_is_not_ours_to_see_is_as_if_it_could_not_be_seen(tmp_path: Path) -> None:
+    overlay = f"2 1 0:2 / {tmp_path} rw - overlay overlay rw,lowerdir=/l,upperdir=/var/lib/containers/upper,workdir=/w"
+    place = place_of(str(tmp_path), Changed(mounts=table(overlay), is_directory=refuse(errno.EACCES)))
+    assert (place.kind, place.upper, place.survives) == ("overlay", None, "power-cut")
+
+
 @pytest.mark.parametrize(
     "lines", [(), ("",), ("garbage",), ("1 2 3",), ("1 0 0:1 / / rw shared:1 ext4 x rw",), ("1 0 0:1 / / rw -",)]
 )

@@ -21,9 +21,9 @@ _take_over = click.option(
 @click.argument("ref")
 @_take_over
 def rollback(root: str, ref: str, take_over: bool, as_json: bool) -> None:
-    """Make an older generation the newest again, by publishing a new one with the same content.
+    """Make an older generation the newest again.
 
-    History only grows: what came after it stays until retention takes it.
+    A new one is published with the same content. History only grows: what came after it stays until retention takes it.
     """
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
@@ -40,7 +40,10 @@ def rollback(root: str, ref: str, take_over: bool, as_json: bool) -> None:
 @verb
 @_take_over
 def reset(root: str, take_over: bool, as_json: bool) -> None:
-    """Set the run aside, within its directory, so that the next start is a fresh one."""
+    """Set the run aside, so that the next start is a fresh one.
+
+    It stays within its directory, whole, as a run root of its own.
+    """
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
     store = open_store(root)
@@ -57,7 +60,10 @@ def reset(root: str, take_over: bool, as_json: bool) -> None:
 @click.argument("ref", metavar="NUMBER")
 @_take_over
 def drop(root: str, ref: str, take_over: bool, as_json: bool) -> None:
-    """Give up a generation whose manifest cannot be read, so that what it held back can be deleted again."""
+    """Give up a generation whose manifest cannot be read.
+
+    Until then nothing as old as it is ever deleted, since it may stand on that.
+    """
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
     store = open_store(root)
@@ -71,9 +77,10 @@ def drop(root: str, ref: str, take_over: bool, as_json: bool) -> None:
 @verb
 @click.argument("to", type=click.Path(file_okay=False))
 def sign(root: str, to: str, as_json: bool) -> None:
-    """Copy the newest generation of a run that was saved without a key to a new run root, signed with one.
+    """Copy a run that was saved without a key to a new root, signed.
 
-    Train on from there. The old run stays as it is; from now on you vouch for what was copied.
+    It takes the newest sound generation. Train on from the copy: from now on you vouch for what was copied. The old run
+    stays as it is.
     """
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
@@ -86,9 +93,20 @@ def sign(root: str, to: str, as_json: bool) -> None:
 @verb
 @click.argument("ref", default="latest")
 def pin(root: str, ref: str, as_json: bool) -> None:
-    """Keep a generation (the latest by default) whatever retention says, until it is unpinned."""
+    """Keep a generation whatever retention says, until it is unpinned.
+
+    That is the latest by default.
+    """
     store = open_store(root)
-    found = pins.pin(store, resolve(read(store), ref, root).number, by="milepost pin")
+    while True:
+        number = resolve(read(store), ref, root).number
+        try:
+            found = pins.pin(store, number, by="milepost pin")
+            break
+        except NotFoundError:
+            # A trainer has retired it since it was looked up: `latest` is another one by now.
+            if resolve(read(store), ref, root).number == number:
+                raise
     _say("pin", root, found.number, f"{name_of(found.number)} (step {found.step:,}) stays until it is unpinned", as_json)
 
 

@@ -58,7 +58,7 @@ def verify(root: str, refs: tuple[str, ...], full: bool, quick: bool, part: str 
     if as_json:
         click.echo(document.encode("verify", root, document.of_run(view) | _document(report, cleared)))
     else:
-        click.echo("\n".join([*_lines(view, report, cleared), *_verdict(report, root, partial=numbers is not None)]))
+        click.echo("\n".join([*_lines(view, report, cleared), *_verdict(view, report, root, partial=numbers is not None)]))
     return _exit_code(report, partial=numbers is not None)
 
 
@@ -133,7 +133,7 @@ def _parts(one: GenerationReport) -> str:
     return f": {sound}{plain(', '.join(one.damaged))} DAMAGED"
 
 
-def _verdict(report: Report, root: str, *, partial: bool) -> Iterator[str]:
+def _verdict(view: View, report: Report, root: str, *, partial: bool) -> Iterator[str]:
     counts = Counter(one.state for one in report.generations)
     counted = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda item: -item[1]))
     yield f"{counted or 'no generations'}; {_read(report)}"
@@ -156,7 +156,14 @@ def _verdict(report: Report, root: str, *, partial: bool) -> Iterator[str]:
             f"hint: mend the disk, or go around it: milepost rollback {plain(root)} to one that is valid"
         )
     elif report.generations:
-        yield f"no generation may be resumed from\nhint: milepost reset {plain(root)} sets the run aside for a fresh start"
+        yield "no generation may be resumed from"
+        # What a rollback or a fresh start left behind is resumed from by nobody, and may be sound.
+        valid = [view.live[one.number] for one in report.generations if one.state == "valid" and one.number in view.live]
+        left_behind = [one.number for one in valid if one.healthy and one.number not in view.line]
+        back = (
+            f"milepost rollback {plain(root)} {name_of(max(left_behind))} goes back to one that is sound; " if left_behind else ""
+        )
+        yield f"hint: {back}milepost reset {plain(root)} sets the run aside for a fresh start"
 
 
 def _read(report: Report) -> str:

@@ -15,7 +15,7 @@ from milepost.cli.refs import name_of, recorded_rule
 from milepost.cli.text import counted, plain, size, table
 from milepost.clock import SystemClock
 from milepost.lifecycle.collect import Leftover, Plan, plan_of
-from milepost.lifecycle.retain import Keep
+from milepost.lifecycle.retain import Keep, rank
 from milepost.publish import layout
 from milepost.publish.view import View, read
 from milepost.store.base import Store
@@ -43,16 +43,22 @@ def gc(
 ) -> None:
     """Say what stays, what could go and why; with --yes delete it.
 
-    Without --keep-last or --keep-best all stays that the run itself keeps, and only leftovers go. The newest generation,
-    the newest healthy one, pinned ones and what a resume would take always stay. A run that is being trained is left
-    alone (exit code 11).
+    Without --keep-last or --keep-best all stays that the run itself keeps, and only leftovers go; with --keep-last alone
+    the best may go, too. The newest generation, the newest healthy one, pinned ones and what a resume would take always
+    stay. A run that is being trained is left alone (exit code 11).
     """
     store = open_store(root)
     view = read(store)
     keep = _keep(view, keep_last, keep_best, by, mode)
     plan = plan_of(store, view, keep)
     if not yes:
-        lines = [*_table(view, plan), *_leftovers(view, plan), *_offer(root, plan, keep), *_set_aside(store, root)]
+        lines = [
+            *_table(view, plan),
+            *_leftovers(view, plan),
+            *_offer(root, plan, keep),
+            *_best_goes(view, plan),
+            *_set_aside(store, root),
+        ]
         click.echo(document.encode("gc", root, _document(view, plan, None)) if as_json else "\n".join(lines))
         return
     from milepost.engine.collecting import collect  # it brings numpy, which looking at a run does without
@@ -100,6 +106,14 @@ def _offer(root: str, plan: Plan, keep: Keep | None) -> Iterator[str]:
         yield "nothing to delete" + ("" if keep else "; --keep-last N would let older generations go")
     else:
         yield f"would free {size(plan.freed_bytes)}; nothing was changed: the same command with --yes does it"
+
+
+def _best_goes(view: View, plan: Plan) -> Iterator[str]:
+    """Say so where the best goes by which the run itself is judged: --keep-last alone knows nothing of it."""
+    rule = recorded_rule(view)
+    best = rank(view.line, *rule)[:1] if rule else ()
+    if rule and best and best[0] in plan.going:
+        yield f"{name_of(best[0])}, the best by {plain(rule[0])}, would go too: --keep-best 1 keeps it"
 
 
 def _set_aside(store: Store, root: str) -> Iterator[str]:

@@ -66,10 +66,10 @@ def doctor() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
 def fs(path: str, as_json: bool) -> int:
-    """Try the file system at PATH, a run root or where one is to be, and say what is promised there and what is not.
+    """Try the file system at PATH, and say what is promised there.
 
-    Works in a directory of its own below PATH, and removes it again. Exits with 1 if something is missing that training
-    stands on.
+    PATH is a run root, or where one is to be. Works in a directory of its own below it, and removes that again. Exits
+    with 1 if something is missing that training stands on.
     """
     from milepost.store.probe import probe  # not at the top: no other command should pay for it
 

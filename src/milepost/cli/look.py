@@ -46,7 +46,10 @@ def ls(root: str, everything: bool, limit: int | None, as_json: bool) -> None:
 @click.option("--leaves", is_flag=True, help="List every array and scalar.")
 @click.option("--env", is_flag=True, help="List what must be equal for the same bits to come out.")
 def show(root: str, ref: str, leaves: bool, env: bool, as_json: bool) -> None:
-    """Tell all about one generation: latest (the default), best, latest~2, @STEP, g000042."""
+    """Tell all about one generation.
+
+    That is the latest by default; else best, latest~2, @STEP, g000042.
+    """
     store = open_store(root)
     view = read(store)
     chosen = resolve(view, ref, root).number

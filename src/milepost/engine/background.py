@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -14,22 +15,22 @@ class Background:
 
     The thread is no daemon: a program that ends, or dies of an exception, waits for the save that is staged already.
 
-    Whether a save is in flight is told by an event of our own. `threading.Thread` cannot be asked: in Python 3.11 and 3.12
+    Whether a save is in flight is told by a lock of our own. `threading.Thread` cannot be asked: in Python 3.11 and 3.12
     a Ctrl-C inside ``join()`` marks the running thread as stopped, and the next save would be staged over the arena which
-    that one is still writing from.
+    that one is still writing from. Nor may it be a `threading.Event`: that is Python code, and a second Ctrl-C, of somebody
+    who is in a hurry, may strike while it holds its own lock. The writer would wait for that for ever, and so would the exit.
     """
 
     def __init__(self, writer: Literal["thread", "inline"]) -> None:
         self._writer = writer
-        self._idle = threading.Event()
-        self._idle.set()
-        self._waiting: list[Work] = []
+        self._done = threading.Lock()
+        """Held while a save is in flight: another lock for each."""
         self._failure: BaseException | None = None
 
     @property
     def busy(self) -> bool:
         """Return whether a save is in flight."""
-        return not self._idle.is_set()
+        return self._done.locked()
 
     def start(self, work: Work) -> None:
         """Begin ``work``; none may be in flight."""
@@ -39,24 +40,55 @@ class Background:
             except Exception as error:  # noqa: BLE001 - nothing is lost: `collect` hands it to the caller
                 self._failure = error
             return
-        self._waiting.append(work)
-        self._idle.clear()
+        waiting, done = [work], threading.Lock()
+        done.acquire()
         try:
-            threading.Thread(target=self._run, name="milepost-writer").start()
+            self._done = done
+            refused = self._launch(waiting, done)
         except BaseException:
-            # A Ctrl-C, or no more threads to be had. Did it start? Whoever takes the work out of the list decides.
-            if self._taken() is not None:
-                self._idle.set()
+            # A Ctrl-C. Did it start? Whoever takes the work out of the list decides.
+            if _taken(waiting) is not None:
+                done.release()
             raise
+        if refused is not None:
+            # No more threads to be had: a save that failed, like any other.
+            self._failure = refused
+            done.release()
 
-    def _taken(self) -> Work | None:
+    def _launch(self, waiting: list[Work], done: threading.Lock) -> RuntimeError | None:
+        """Start the thread from a helper: a Ctrl-C inside `threading.Thread.start` could leave it stuck in its first line.
+
+        Signals strike in the main thread only, and there never between taking a plain lock and being inside ``with``.
+        Returns why there is no thread to be had.
+        """
+        # Made here: made in the helper, it would be a daemon, as that is.
+        thread = threading.Thread(target=self._run, args=(waiting, done), name="milepost-writer")
+        launched = threading.Lock()
+        failures: list[BaseException] = []
+
+        def launch() -> None:
+            try:
+                thread.start()
+            except BaseException as error:  # noqa: BLE001 - whoever waits for it decides
+                failures.append(error)
+            finally:
+                launched.release()
+
+        launched.acquire()
         try:
-            return self._waiting.pop()
-        except IndexError:
-            return None
+            _thread.start_new_thread(launch, ())
+        except RuntimeError as error:
+            return error
+        with launched:
+            pass
+        for failure in failures:
+            if not isinstance(failure, RuntimeError):
+                raise failure
+            return failure
+        return None
 
-    def _run(self) -> None:
-        work = self._taken()
+    def _run(self, waiting: list[Work], done: threading.Lock) -> None:
+        work = _taken(waiting)
         if work is None:
             return
         try:
@@ -65,13 +97,23 @@ class Background:
             self._failure = error
         finally:
             del work  # it holds the engine, which is not to be freed by this thread after it has said that it is done
-            self._idle.set()
+            done.release()
 
     def join(self) -> None:
         """Wait until no save is in flight. May be interrupted, and called again."""
-        self._idle.wait()
+        done = self._done
+        if done.locked():  # else it is not touched: a scrub asks at every piece, and `busy` is not to see that as a save
+            with done:
+                pass
 
     def collect(self) -> BaseException | None:
         """Return what the last save died of, once. Call `join` first."""
         failure, self._failure = self._failure, None
         return failure
+
+
+def _taken(waiting: list[Work]) -> Work | None:
+    try:
+        return waiting.pop()
+    except IndexError:
+        return None

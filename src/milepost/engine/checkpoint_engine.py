@@ -144,10 +144,14 @@ class CheckpointEngine:
             self._check_capturable()
             wait_s, take_over = self._guard
             guard = self._store.guard(wait_s=wait_s, take_over=take_over)
-            self._held.enter_context(guard)
-            if guard.forced:
-                log.warning("claiming %s from a process that still holds it; that one can save no more", self._store.url)
+            # Pushed before it is entered, and nothing by half: after a Ctrl-C anywhere in here the root is free again, and not
+            # held by this process for as long as it lives.
+            self._held.push(guard)
+            self._held.push(guard)  # and twice: a Ctrl-C while the first is left loses that one
             try:
+                guard.__enter__()
+                if guard.forced:
+                    log.warning("claiming %s from a process that still holds it; that one can save no more", self._store.url)
                 self._open = open_session(
                     self._store,
                     self._clock,
@@ -157,15 +161,16 @@ class CheckpointEngine:
                     guard=guard,
                     blob_bytes=self._blob_bytes,
                 )
+                self._begin_from(None)
+                if self._scrub_s is not None:
+                    self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
+                    self._scrubbing.start(self._held)
+                # A run without any generation is a fresh start; nobody has to call resume() for that.
+                self._ready = self._open.claimed.view.head is None
             except BaseException:
+                self._open = None
                 self._held.close()
                 raise
-            self._begin_from(None)
-            if self._scrub_s is not None:
-                self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
-                self._scrubbing.start(self._held)
-            # A run without any generation is a fresh start; nobody has to call resume() for that.
-            self._ready = self._open.claimed.view.head is None
         return self._open.session
 
     def _check_capturable(self) -> None:
@@ -323,16 +328,16 @@ class CheckpointEngine:
 
     def close(self) -> None:
         """Wait for the save in flight, give up the run root, and free the arena. A second call does nothing."""
-        if self._closed:
-            return
         if self._pid == os.getpid():
             self._background.join()  # interrupted here, it is not closed: the lock outlives the save that is still written
-        self._closed = True
         try:
-            self._surface()
+            if not self._closed:
+                self._closed = True
+                self._surface()
         finally:
             self._arena.close()
-            self._finalizer()
+            _give_up(self._held, self._pid)  # again, if that was interrupted: what is given up already is not there any more
+            self._finalizer.detach()
 
     def _surface(self) -> None:
         """Raise what the last save died of, or warn, as the user chose. A fenced writer always raises, and for good."""

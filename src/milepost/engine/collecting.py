@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.engine.opening import Opened, open_session
+from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import hold_ballast, trim
 from milepost.errors import ConflictError, CorruptError
 from milepost.lifecycle.collect import Plan, plan_of
@@ -46,6 +47,7 @@ def collect(
     Where there is nothing to do, nothing is claimed and nothing published. Raises `ConflictError` while the run is being
     trained, and `CorruptError` if the newest generation is damaged: then an older one may be all there is.
     """
+    redact_the_log()
     view = read(store)
     plan = plan_of(store, view, keep)
     if plan.nothing:
@@ -69,10 +71,16 @@ def _dropped(plan: Plan, view: View) -> tuple[int, ...]:
 
 def _check_newest(store: Store, view: View, progress: Callable[[int], None] | None) -> None:
     """Raise unless a resume would take the newest it can: history is not given away for a damaged generation."""
-    choice = choose(store, view, progress=progress)
+    try:
+        choice = choose(store, view, progress=progress)
+    except CorruptError:
+        _check_unchanged(store, view, read(store))
+        raise
     sound = choice.manifest.number if choice.manifest else 0
     damaged = [skip.number for skip in choice.skipped if skip.kind in ("damaged", "unreadable") and skip.number > sound]
     if damaged:
+        # Or it has been retired while it was read: a trainer is at work, and that is no damage (rule 20).
+        _check_unchanged(store, view, read(store))
         raise CorruptError(
             "the newest generation is damaged; until that is settled nothing older is deleted",
             kind="damaged-head",
@@ -83,19 +91,25 @@ def _check_newest(store: Store, view: View, progress: Callable[[int], None] | No
         )
 
 
+def _check_unchanged(store: Store, seen: View, view: View) -> None:
+    """Raise `ConflictError` if the newest generation of ``view`` is not the one that was looked at."""
+    newest, looked_at = view.head, seen.head
+    if newest is not None and (looked_at is None or newest.write_id != looked_at.write_id):
+        raise ConflictError(
+            "another process saved to the run meanwhile; no generation was retired",
+            kind="changed-meanwhile",
+            hint="look again, and run it once more",
+            root=store.url,
+            newest=newest.number,
+        )
+
+
 def _trim(opened: Opened, seen: View, keep: Keep | None) -> Summary | None:
     """Publish what stays, and delete the rest. Judged by the claim's own view: only what it shows counts."""
     session, view = opened.session, opened.claimed.view
     if view.head is None:
         return None
-    if seen.head is None or view.head.write_id != seen.head.write_id:
-        raise ConflictError(
-            "another process saved to the run meanwhile; no generation was retired",
-            kind="changed-meanwhile",
-            hint="look again, and run it once more",
-            root=session.store.url,
-            newest=view.head.number,
-        )
+    _check_unchanged(session.store, seen, view)
     going = _dropped(plan_of(session.store, view, keep), view)
     if not going:
         return None

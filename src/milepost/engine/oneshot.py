@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
 from milepost.clock import Clock, SystemClock
 from milepost.engine.arena import Arena
-from milepost.engine.capture import capture
+from milepost.engine.capture import Staged, capture
 from milepost.engine.components import is_essential, is_name
 from milepost.engine.events import Events
 from milepost.engine.opening import Opened, open_session
@@ -217,22 +217,44 @@ def sign(url: Root, to: Root, *, key_file: KeyFile = None) -> Summary:
         raise UsageError(
             "signing takes a key", kind="no-key", hint="key_file=, --key-file, or MILEPOST_KEY_FILE", root=target.url
         )
-    old = choose(source, read(source)).manifest
-    if old is None:
-        raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=source.url)
+    with suppress(NotFoundError):
+        _refuse_what_is_there(read(target), target)  # before the claim: a slip of the finger ends no other writer's
+    old, staged = _newest_of(source)
     with _claimed(target, Keep()) as opened:
-        head = opened.claimed.view.head
-        if head is not None:
-            raise UsageError(
-                "there is a run there already",
-                kind="not-empty",
-                hint="name a new directory",
-                root=target.url,
-                generation=head.number,
-            )
+        _refuse_what_is_there(opened.claimed.view, target)
         opened.session.fingerprint = dict(old.fingerprint)
-        staged = restage(source, old, Arena())
         return write_with_relief(opened.session, staged, _order_of(old, "signed"))
+
+
+def _newest_of(source: Store) -> tuple[Manifest, Staged]:
+    """Read the newest sound generation wholly. One that a trainer retires meanwhile is no damage (rule 20)."""
+    view, head = read(source), -1
+    while True:
+        try:
+            choice = choose(source, view)
+            if choice.manifest is None:
+                raise NotFoundError(
+                    "this run has no generation yet", kind="no-generation", hint="save one first", root=source.url
+                )
+            staged = restage(source, choice.manifest, Arena())
+            if not choice.skipped or head == _head_of(view):
+                return choice.manifest, staged
+        except (CorruptError, NotFoundError):
+            if head == _head_of(view):
+                raise
+        # Retired while it was read, perhaps: then the newest is another one by now. If it is not, it is damaged.
+        head, view = _head_of(view), read(source)
+
+
+def _refuse_what_is_there(view: View, target: Store) -> None:
+    if view.head is not None:
+        raise UsageError(
+            "there is a run there already",
+            kind="not-empty",
+            hint="name a new directory",
+            root=target.url,
+            generation=view.head.number,
+        )
 
 
 def _check_target(store: Store, view: View, to: int) -> None:
@@ -255,6 +277,7 @@ def _everything(live: Mapping[int, Summary], _pinned: frozenset[int]) -> frozens
 
 def reset(url: Root, *, take_over: bool = False, key_file: KeyFile = None) -> Reset:
     """Set the run aside, within its root, so that the next start is a fresh one; return where it is now."""
+    redact_the_log()
     clock = SystemClock()
     store = open_root(url, clock, key_file)
     read(store)  # a root that holds no run is refused before anything is made there

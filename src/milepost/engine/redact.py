@@ -24,6 +24,8 @@ _NAMES = (
 )
 _SECRET = re.compile(rf"(?i){_NAMES}|(?:^|[-_.])(?:key|pat|pass|sas|sig)(?:$|[-_.\d])")
 _NOT_ITSELF = re.compile(r"(?i)(?:file|path|dir|sock|socket|name)$")
+_WORKING_DIRECTORIES = ("PWD", "OLDPWD")
+"""Variables of the shell's own. Hidden, they would take the run root's path out of every message."""
 _SHORT = ("-p", "-P", "-k", "-t")
 _USERINFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
 # Possessive, and begun where a word begins: these read what others wrote, and must not take the square of its length.
@@ -40,7 +42,7 @@ _OPAQUE = re.compile(r"(?<![A-Za-z0-9])(?=(?:[A-Za-z]*\d){3})(?=\d*[A-Za-z])[A-Z
 
 
 def redacted(text: str) -> str:
-    """Return ``text`` without what looks like a secret.
+    """Return ``text`` without what looks like a secret, and as text that a record can hold: arguments may be any bytes.
 
     >>> redacted("could not reach https://ada:hunter2@host/x?sig=Zm9v: api_key=abc")
     'could not reach https://***@host/x?sig=***: api_key=***'
@@ -48,7 +50,8 @@ def redacted(text: str) -> str:
     for value in _known():
         text = text.replace(value, HIDDEN)
     text = _PEM.sub(HIDDEN, _TOKEN.sub(HIDDEN, _USERINFO.sub(f"{HIDDEN}@", text)))
-    return _BEARER.sub(rf"\1 {HIDDEN}", "".join(_without_named(text)))
+    safe = _BEARER.sub(rf"\1 {HIDDEN}", "".join(_without_named(text)))
+    return safe.encode(errors="backslashreplace").decode()
 
 
 def _without_named(text: str) -> Iterator[str]:
@@ -129,4 +132,4 @@ def _known() -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _is_secret(variable: str) -> bool:
-    return bool(_SECRET.search(variable)) and not _NOT_ITSELF.search(variable)
+    return bool(_SECRET.search(variable)) and not _NOT_ITSELF.search(variable) and variable not in _WORKING_DIRECTORIES

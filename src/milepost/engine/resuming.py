@@ -208,13 +208,12 @@ def _left(choice: Choice, manifest: Manifest, state: Mapping[str, object], parts
     if choice.damage is None:
         return []
     damaged = choice.damage.damaged
-    left = [
+    return [
         f"{name}: damaged in generation {manifest.number} ({how}), left as it was"
         if name in state
         else f"{name}: damaged in generation {manifest.number} ({how})"
         for name, how in damaged.items()
     ]
-    return left or [f"generation {manifest.number} is damaged, though none of its components is: {choice.damage.reason}"]
 
 
 def _rotten(manifest: Manifest, error: CorruptError) -> Skipped:
@@ -253,6 +252,9 @@ def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[st
         if component.exactness != "exact" and component.name in components
     ]
     inexact += warnings
+    damage = choice.damage
+    # It costs nothing: all that was saved came back. But the file is not to be trusted any more.
+    unhurt = [f"{damage}, though none of its components is"] if damage is not None and not damage.damaged else []
     # An older one that cannot be read, or that is not whole either, was not passed over, but somebody should hear of it.
     older = [
         skip
@@ -267,7 +269,7 @@ def _restored(manifest: Manifest, components: tuple[str, ...], warnings: list[st
         float.fromhex(manifest.elapsed_s),
         components,
         tuple(inexact),
-        (*warnings, *map(str, older)),
+        (*warnings, *unhurt, *map(str, older)),
         tuple(str(skip) for skip in choice.skipped if skip not in older),
     )
 

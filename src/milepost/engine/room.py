@@ -46,7 +46,7 @@ def survey(session: Session, staged: Staged) -> Room:
     chain = session.chain
     counted = originals(chain.live)
     staying, named = _staying(session), {**chain.dropped, **chain.live}
-    going = expendable(session)
+    going = tuple(number for number in sorted(counted) if number not in staying)
     return Room(
         new_bytes(session, staged) + session.manifest_bytes,
         _free_bytes(session),
@@ -56,12 +56,6 @@ def survey(session: Session, staged: Staged) -> Room:
         _freed(named, going),
         bool(chain.attempted or chain.condemned),
     )
-
-
-def expendable(session: Session) -> tuple[int, ...]:
-    """Return the generations that may go, oldest first."""
-    staying = _staying(session)
-    return tuple(number for number in sorted(originals(session.chain.live)) if number not in staying)
 
 
 def _free_bytes(session: Session) -> int | None:

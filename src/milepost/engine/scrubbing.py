@@ -19,7 +19,9 @@ from milepost.publish.view import read_marks
 log = logging.getLogger("milepost")
 
 _LOOKS = 20
-"""How often within one period a scrub looks whether something is due."""
+"""How often within one period a scrub looks whether something is due, at least."""
+_LOOK_S = 600.0
+"""And how long it waits for a look at most: a run that starts anew every few hours would else never come to its first one."""
 _STOP_S = 5.0
 
 
@@ -60,7 +62,7 @@ class Scrubbing:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. One that hangs in a read of a sick disk is left behind: it touches nothing any more."""
+        """End the thread. One that hangs in a read of a sick disk is left behind: it tells and marks nothing any more."""
         self._ended.set()
         # The garbage collector may free an engine in any thread, in this one too.
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -82,19 +84,18 @@ class Scrubbing:
         # The period is a promise, the rate only a courtesy.
         pace = Pace(max(self._bytes_s, scrub.due_bytes / (self._period_s / 2)), session.clock, self._wait)
 
-        self._idle()
-
         def let_through(size_bytes: int) -> None:
             pace.spend(size_bytes)
             self._idle()
             if self._ended.is_set():
                 raise _StoppedError
 
+        self._idle()
         report = scrub.run(let_through, self._tell, piece_bytes=pace.piece_bytes)
         session.events.write("scrubbed", blobs=report.blobs_read, bytes=report.read_bytes, problems=len(report.problems))
 
     def _run(self) -> None:
-        while not self._ended.wait(max(self._period_s / _LOOKS, 0.01)):
+        while not self._ended.wait(min(max(self._period_s / _LOOKS, 0.01), _LOOK_S)):
             try:
                 self.round()
             except (_StoppedError, ConflictError):

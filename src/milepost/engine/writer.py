@@ -13,7 +13,7 @@ from milepost.encode.plan import NewLeaf, Plan, plan
 from milepost.engine.capture import Staged
 from milepost.engine.events import milliseconds
 from milepost.engine.session import Order, Session
-from milepost.errors import StoreError
+from milepost.errors import StoreError, UsageError
 from milepost.lifecycle.health import is_finite, is_scanned
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, publish
@@ -46,7 +46,7 @@ def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Man
     # The manifest comes last: from its creation on the generation exists, with everything it names already durable.
     try:
         manifest = _commit(session, draft, keep)
-    except StoreError:
+    except (StoreError, UsageError):  # the latter: its manifest would be too large to be read
         if draft.write_id not in session.chain.tried:
             # No manifest was even tried, so none names these blobs: on a full disk they would only be in the way.
             discard(session, sorted(written.fresh))

@@ -218,17 +218,20 @@ def _damaged_parts(manifest: Manifest, parts: Collection[str], blobs: Blobs) -> 
 
 
 def _nothing_valid(store: Store, view: View, which: Which, skipped: list[Skipped], parts: Collection[str] | None) -> CorruptError:
-    others = ", ".join(str(number) for number in sorted(view.live.keys() - view.line.keys(), reverse=True))
+    others = sorted(view.live.keys() - view.line.keys(), reverse=True)
     what = "none that may be loaded" if parts is None else "none of which these parts are sound"
     lines = (f"{skip}; sound: {', '.join(skip.sound)}" if skip.sound and parts is None else str(skip) for skip in skipped)
     usable = next((skip.sound for skip in skipped if skip.sound), ()) if parts is None else ()
+    ways = [f"milepost verify {store.url} names the damage"]
+    ways += [f"milepost rollback {store.url} {number} goes back to one that was left behind" for number in others[:1]]
+    ways += [f"engine.resume(parts={[*usable]}) or milepost.load(..., parts=...) takes what is sound"] if usable else []
+    ways.append(f'resume(which="never") or milepost reset {store.url} starts anew')
     return CorruptError(
         f"there are generations, but {what}; this is not taken for a fresh start\n  " + "\n  ".join(lines),
         kind="nothing-valid",
-        hint=f'milepost verify {store.url} names the damage; resume(which="never") or milepost reset {store.url} starts anew'
-        + (f"; engine.resume(parts={[*usable]}) or milepost.load(..., parts=...) takes what is sound" if usable else ""),
+        hint="; ".join(ways),
         root=store.url,
         which=which,
         parts=", ".join(parts) if parts is not None else None,
-        left_behind_but_there=others or None,
+        left_behind_but_there=", ".join(map(str, others)) or None,
     )

@@ -165,12 +165,16 @@ def _recorded(store: Store, run_id: str) -> dict[str, int]:
 
 
 def _written(view: View) -> dict[str, int]:
-    """Return when the first live generation that stands on a blob was saved, by the blob's name."""
-    written: dict[str, int] = {}
-    for number in sorted(view.live):
-        for blob in view.live[number].blobs:
-            written.setdefault(blob.name, view.live[number].commit_timestamp)
-    return written
+    """Return when a blob was written, by its name, where the generation that it was written for is still there to say.
+
+    Of a blob that it shares a generation says nothing: where saves are frequent, the oldest that is kept is always young.
+    """
+    return {
+        blob.name: summary.commit_timestamp
+        for number, summary in view.live.items()
+        for blob in summary.blobs
+        if layout.blob_number(blob.name) == number
+    }
 
 
 def _manifest(store: Store, number: int) -> Manifest | None:

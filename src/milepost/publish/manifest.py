@@ -29,8 +29,19 @@ class _Format(msgspec.Struct):
 
 
 def encode(record: object) -> bytes:
-    """Return a record's sealed bytes. Raises `UsageError` (kind ``too-large``) if they are more than a reader takes."""
-    data = seal(msgspec.json.encode(record))
+    """Return a record's sealed bytes.
+
+    Raises `UsageError` (kind ``too-large``) if they are more than a reader takes, or (``not-text``) if it holds half characters.
+    """
+    try:
+        data = seal(msgspec.json.encode(record))
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            "a name is no text that can be written down",
+            kind="not-text",
+            hint="decode it first: metrics, counters, reasons and fingerprints are Unicode text without lone surrogates",
+            text=ascii(error.object[:80]),
+        ) from error
     if len(data) > _MOST.get(type(record), layout.MOST_RECORD_BYTES):
         raise UsageError(
             "a record is larger than milepost reads",

@@ -135,7 +135,7 @@ class SignedStore(Store):
         """
         if not self._known:
             with suppress(NotFoundError):
-                self._check(layout.RUN, self._inner.read(layout.RUN, 0, layout.most_bytes(layout.RUN)))
+                self._check(layout.RUN, _marker(self._inner))
             self._known = True
         return self._inner
 
@@ -208,6 +208,16 @@ def _is_strong(body: bytes) -> bool:
     return all(is_strong(each.digest) for each in (*manifest.blobs, *leaves))
 
 
+def _marker(store: Store) -> bytes:
+    """Return the bytes of ``milepost.json``. What looks damaged is read once more, from the medium: else it opens the gate."""
+    data = store.read(layout.RUN, 0, layout.most_bytes(layout.RUN))
+    with suppress(CorruptError):
+        unseal(data, layout.RUN)
+        return data
+    store.drop_cached(layout.RUN)
+    return store.read(layout.RUN, 0, layout.most_bytes(layout.RUN))
+
+
 def is_record(name: str) -> bool:
     """Return whether a name is one of a sealed record. Every name is that milepost does not know to be something else."""
     name = within(name)
@@ -239,7 +249,7 @@ def refuse_unsigned(store: Store) -> None:
     if isinstance(store, SignedStore):
         return
     try:
-        signature = unseal_signed(store.read(layout.RUN, 0, layout.most_bytes(layout.RUN)), layout.RUN)[1]
+        signature = unseal_signed(_marker(store), layout.RUN)[1]
     except (NotFoundError, CorruptError):
         return
     if signature:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from milepost.clock import Clock
-from milepost.errors import ConflictError, NotFoundError, StoreError, UsageError
+from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError, UsageError
 from milepost.store.base import Guard, Store
 from milepost.store.lock import Holder
 
@@ -115,8 +115,13 @@ class LeaseGuard(Guard):
         self._left.clear()
         self._pid, self._warned, self.forced, self.abandoned = os.getpid(), False, False, False
         first = LeaseRecord(self._lease.who(self._clock), self._clock.nonce(), 0, round(self._lease.ttl_s * 1000))
-        self._acquire(first)
+        # Noted before anybody can see it: another thread of ours would take it for one that nobody here holds.
         _held_here.add(first.incarnation)
+        try:
+            self._acquire(first)
+        except BaseException:
+            _held_here.discard(first.incarnation)
+            raise
         if self._lease.renewed:
             # A daemon, since it must not keep a process alive. A forked child has no copy of it, and so renews nothing.
             self._thread = threading.Thread(target=self._keep_beating, name="milepost-lease", daemon=True)
@@ -181,6 +186,11 @@ class LeaseGuard(Guard):
         since_ns = began_ns = self._clock.monotonic_ns()
         has_changed = False
         while True:
+            if seen is not None and len(seen) > _MOST_BYTES:
+                # Known by its beginning only, it could be replaced by nobody, and would be watched for ever.
+                raise CorruptError(
+                    "a lease is too large to be one", kind="damaged-record", hint="remove it", root=self._store.url, name=LEASE
+                )
             found = decode_lease(seen)
             now_ns = self._clock.monotonic_ns()
             expires_s = self._ttl_s(found) - (now_ns - since_ns) / 1e9
@@ -256,7 +266,7 @@ class LeaseGuard(Guard):
 
     def _read(self) -> bytes | None:
         try:
-            return self._store.read(LEASE, 0, _MOST_BYTES)
+            return self._store.read(LEASE, 0, _MOST_BYTES + 1)
         except NotFoundError:
             return None
 

@@ -142,7 +142,8 @@ class FileLock:
     def _close(self) -> None:
         with _forking:
             if self.descriptor is not None:
-                _open_locks.remove(self)
+                if self in _open_locks:  # not yet, where a Ctrl-C came before it was listed
+                    _open_locks.remove(self)
                 descriptor, self.descriptor = self.descriptor, None
                 # It is closed whatever the answer is. On a network file system that may be about the holder's name, and a
                 # name that was not written keeps nobody from going on.
@@ -186,6 +187,14 @@ class FileGuard(Guard):
         self._take_over = take_over
 
     def __enter__(self) -> None:
+        try:
+            self._enter()
+        except BaseException:
+            # A Ctrl-C, perhaps just after the lock was taken: whoever does not get in does not keep it either.
+            self._lock.unlock()
+            raise
+
+    def _enter(self) -> None:
         if self._locked():
             self.abandoned = read_holder(self._lock.path) is not None
             try:
@@ -197,9 +206,6 @@ class FileGuard(Guard):
 
                 text = "the lock file could not be written, nobody will see who holds it: %s"
                 logging.getLogger("milepost").warning(text, error)
-            except BaseException:
-                self._lock.unlock()
-                raise
         elif self._take_over:
             # The holder may be stopped (SIGSTOP) or hang in a dead network, and so never answer. It is not killed: it
             # may be another user's, or on another host. Should it wake, it finds a higher fence and stops (PROTOCOL rule 13).
@@ -208,13 +214,15 @@ class FileGuard(Guard):
             raise held_error(self._root, self._lock.path, self._clock)
 
     def __exit__(self, *exc_info: object) -> None:
-        with failures_of("unlock", self._lock.path):
-            try:
+        try:
+            with failures_of("unlock", self._lock.path):
                 # A name that stays in a file which nobody has locked misleads nobody.
                 with suppress(OSError):
                     self._lock.write(b"")
-            finally:
                 self._lock.unlock()
+        except BaseException:
+            self._lock.unlock()  # if a Ctrl-C came in between, too
+            raise
 
     def _locked(self) -> bool:
         try:

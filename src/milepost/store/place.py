@@ -116,8 +116,15 @@ def _place(path: str, device: str, mountinfo: str, posix: Posix) -> Place:
     mounted = found[5].split(",")
     options = (*mounted, *(option for option in more.split(",") if option not in ("rw", *mounted)))
     upper = next((_unescaped(option.partition("=")[2]) for option in options if option.startswith("upperdir=")), "")
-    below = place_of(upper, posix) if upper.startswith("/") and posix.is_directory(upper) else None
+    below = place_of(upper, posix) if _is_seen(upper, posix) else None
     return Place(kind, at[0], _unescaped(source), tuple(map(_unescaped, options)), below)
+
+
+def _is_seen(directory: str, posix: Posix) -> bool:
+    try:
+        return directory.startswith("/") and posix.is_directory(directory)
+    except OSError:  # root's alone, say: a container's layers mostly are
+        return False
 
 
 def _unescaped(text: str) -> str:

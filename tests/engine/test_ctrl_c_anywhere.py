@@ -1,0 +1,138 @@
+"""A Ctrl-C before any line of what an engine does in the main thread: it can be used on, or closed, and frees its root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import milepost
+from milepost.engine import background, oneshot
+from milepost.publish.view import read
+from milepost.testing.faults import HANG_S, FaultStore
+from tests.engine.training import Training, bits, local, state_at, without_git
+
+_HERE = os.path.dirname(milepost.__file__)
+_POINTS = 25
+"""How many lines of each verb are struck, evenly spread."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_git(monkeypatch)
+
+
+class CtrlC:
+    """Raise `KeyboardInterrupt` before line ``at`` of what runs, counted from 0, in whichever function that is."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.seen = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
+        name = frame.f_code.co_name
+        file = frame.f_code.co_filename
+        if not file.startswith(_HERE) and os.path.basename(file) not in ("contextlib.py", "threading.py", "weakref.py"):
+            return None  # of what others do only what holds something of ours
+        if name in ("__del__", "<lambda>") or (file == background.__file__ and name in ("join", "_launch")):
+            # What is raised in a finalizer is lost; and no signal strikes between the taking of a plain lock and its ``with``.
+            return None
+        if event == "line":
+            self.seen += 1
+            if self.seen > self._at:
+                sys.settrace(None)
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+    def strikes(self, action: Callable[[], object]) -> bool:
+        """Run ``action``; return False if it had ended before."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            action()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
+def lines_of(action: Callable[[], object]) -> int:
+    counting = CtrlC(sys.maxsize)
+    assert not counting.strikes(action)
+    return counting.seen
+
+
+def roots(place: Path) -> Iterator[Path]:
+    """Yield fresh copies of a run with two generations."""
+    origin = place / "origin"
+    with Training(origin) as training:
+        training.save(1)
+        training.save(2)
+    while True:
+        shutil.copytree(origin, place / "run")
+        yield place / "run"
+        shutil.rmtree(place / "run")
+
+
+def verb(training: Training, name: str) -> Callable[[], object]:
+    """Return what is to be struck, with all that comes before it done."""
+    if name in ("save", "close"):
+        training.engine.resume()
+        training.train_to(3)
+    if name == "close":
+        training.engine.save(3)
+    return (lambda: training.engine.save(3)) if name == "save" else getattr(training.engine, name)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["claim", "resume", "save", "close"])
+def test_after_a_ctrl_c_anywhere_the_engine_goes_on_or_closes_and_its_root_is_free(tmp_path: Path, name: str) -> None:
+    copies = roots(tmp_path)
+    for root in (next(copies), next(copies)):  # the first time there are imports to be done, and more to be found out
+        training = Training(root, writer="thread")
+        total = lines_of(verb(training, name))
+        training.engine.close()
+    assert total > _POINTS / 2
+    tried = 0
+    for at, root in zip(range(0, total, max(1, total // _POINTS)), copies, strict=False):
+        training = Training(root, writer="thread")
+        struck = CtrlC(at).strikes(verb(training, name))
+        if name != "close":
+            if name != "save":
+                training.engine.resume()
+                assert training.is_at(2)
+            assert training.save(4).step == 4
+        training.engine.close()
+        with local(root).guard(wait_s=0.0, take_over=False):
+            pass
+        view = read(local(root))
+        assert view.head is not None
+        assert view.head.step == (3 if name == "close" else 4)
+        for number, summary in view.live.items():
+            assert bits(oneshot.load(local(root), which=number)) == bits(state_at(summary.step))
+        tried += struck
+    assert tried >= _POINTS / 2
+
+
+def test_a_program_that_ends_waits_for_the_save_that_is_staged(tmp_path: Path) -> None:
+    store = FaultStore(local(tmp_path))
+    with Training(store, writer="thread") as training:
+        gate = store.pause("commit_blob")
+        training.train_to(1)
+        training.engine.save(1)
+        gate.wait_until_reached()
+        [writer] = [thread for thread in threading.enumerate() if thread.name == "milepost-writer"]
+        assert not writer.daemon
+        gate.release()
+        training.engine.wait()
+        writer.join(HANG_S)
+        assert not writer.is_alive()
