@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from milepost.errors import plain
+from milepost.text import plain
 
 FORMAT_VERSION = 1
 """The version of the bytes on disk. It moves only with a decision record."""

@@ -15,6 +15,9 @@ import milepost
 from milepost.cli.main import main
 from milepost.clock import SystemClock
 from milepost.lifecycle.retain import Keep
+from milepost.publish import pins
+from milepost.records import Summary
+from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from tests.cli.runs import Run
 
@@ -99,7 +102,7 @@ class TestDrop:
             (3, "torn", 0, "g000003 is given up; the next start deletes what it alone had named"),
             (2, "misnamed", 0, "g000002 is given up; the next start deletes what it alone had named"),
             (2, "sound", 2, "only a manifest that cannot be read can be dropped"),
-            (17, "sound", 2, "only a manifest that cannot be read can be dropped"),
+            (17, "sound", 10, "there is no such generation"),
         ],
     )
     def test_only_what_cannot_be_read_is_given_up(self, root: Path, number: int, what: str, code: int, words: str) -> None:
@@ -160,6 +163,19 @@ class TestPins:
     def test_what_is_not_live_cannot_be_pinned(self, root: Path) -> None:
         assert call("pin", root, "17").exit_code == 10
         assert not (root / "pins").exists() or not list((root / "pins").iterdir())
+
+    def test_a_latest_that_is_retired_before_it_is_pinned_is_another_one_by_now(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run, real, steps = Run(tmp_path / "ppo", Keep(last=1)).saves([1]), pins.pin, [[2, 3], [4]]
+
+        def after_the_trainer(store: Store, number: int, *, by: str = "") -> Summary:
+            run.saves(steps.pop() if steps else [])
+            return real(store, number, by=by)
+
+        monkeypatch.setattr(pins, "pin", after_the_trainer)
+        assert document("pin", run.root)["number"] == 4
+        assert [one["number"] for one in document("ls", run.root)["generations"]] == [4]
 
     def test_taking_a_pin_away_twice_does_no_harm(self, root: Path) -> None:
         call("pin", root)

@@ -13,8 +13,10 @@ import pytest
 from milepost.encode.digest import seal, unseal
 from milepost.engine import oneshot
 from milepost.errors import CorruptError, MismatchError
-from milepost.publish import layout
+from milepost.publish import layout, pins
+from milepost.publish.manifest import encode
 from milepost.publish.view import read
+from milepost.records import Latest
 from tests.damage.damaged import Trainer, copy_of, files_of, make_run, newest_sound
 from tests.engine.training import local, snapshot
 
@@ -231,11 +233,28 @@ def test_generations_that_somebody_removed_are_missed(run: Path, tmp_path: Path)
     (root / layout.manifest(6)).unlink()
     report = oneshot.verify(root)
     assert [(problem.name, problem.problem) for problem in report.problems] == [(layout.manifest(6), "it is gone")]
-    with Trainer(root).engine as engine:
+    pins.pin(local(root), 5, by="a test")
+    trainer = Trainer(root)
+    with trainer.engine as engine:
         restored = engine.resume()
-    assert restored is not None
-    assert restored.generation == 5
-    assert "generation 6 unreadable: LATEST tells of it" in restored.skipped[0]
+        assert restored is not None
+        assert restored.generation == 5
+        assert "generation 6 unreadable: LATEST tells of it" in restored.skipped[0]
+        trainer.save(7)
+        assert engine.wait().number == 7, "the number of the one that was removed is not used again"  # type: ignore[union-attr]
+    assert oneshot.verify(root).ok
+
+
+@pytest.mark.parametrize("number", [6 + 1001, 10**12 - 1])
+def test_a_pointer_that_lies_uses_up_no_numbers(run: Path, tmp_path: Path, number: int) -> None:
+    root = copy_of(run, tmp_path / "run")
+    run_id = read(local(root)).run_id
+    (root / layout.LATEST).write_bytes(encode(Latest(run_id, number, 9, "")))
+    trainer = Trainer(root)
+    with trainer.engine as engine:
+        assert engine.resume() is not None
+        trainer.save(7)
+        assert engine.wait().number == 7  # type: ignore[union-attr]
 
 
 def test_a_first_term_whose_generations_were_all_removed_is_no_fresh_start(tmp_path: Path) -> None:

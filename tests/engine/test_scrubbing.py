@@ -18,7 +18,7 @@ import pytest
 from milepost.clock import FakeClock
 from milepost.engine import oneshot
 from milepost.engine.scrubbing import Scrubbing, period_of
-from milepost.errors import ConflictError, StoreError, UsageError
+from milepost.errors import ConflictError, SaveFailed, StoreError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.view import read
@@ -105,6 +105,26 @@ def test_what_rots_under_all_generations_is_found_and_the_next_one_is_whole_agai
         assert restored is not None
         assert (restored.generation, restored.exact, restored.skipped) == (5, True, ())
         assert after.is_at(5)
+
+
+def test_a_safe_point_at_which_an_older_failure_comes_up_leaves_the_damage_due(tmp_path: Path) -> None:
+    store = FaultStore(local(tmp_path))
+    with Scrubbed(store, writer="thread") as training:
+        training.save(1)
+        training.clock.advance(seconds=4 * DAY_S)
+        rot(tmp_path, shared_blob(tmp_path))
+        training.scrubbing.round()
+        store.fail("create", "generations/*", times=2)
+        training.train_to(2)
+        training.engine.save(2)
+        training.engine._background.join()
+        training.scrubbing._found.set()  # as if it had been found while that save was written
+        with pytest.raises(SaveFailed):
+            training.engine.save_if_due(2)
+        assert training.engine.save_if_due(2), "it is still to be answered"
+        saved = training.engine.wait()
+    assert saved is not None
+    assert (saved.number, saved.reason) == (2, "the scrub found damage")
 
 
 def test_without_the_scrub_every_later_generation_would_rest_on_the_damage(tmp_path: Path) -> None:

@@ -263,3 +263,45 @@ def test_a_link_that_leads_nowhere_is_one_clear_error(tmp_path: Path, below: str
     assert caught.value.kind == "not-a-directory"
     assert "leads nowhere" in caught.value.message
     assert not (tmp_path / "not-mounted").exists()
+
+
+def copy_beside_a_trainer(root: Path, copy: Path, training: Training, order: list[str]) -> None:
+    """Copy one name after the other, while the trainer saves and keeps one generation."""
+    step = 10
+    for name in order:
+        for _ in range(2):
+            step += 1
+            training.save(step)
+        if (root / name).is_dir():
+            shutil.copytree(root / name, copy / name)
+        else:
+            shutil.copy(root / name, copy / name)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@given(orders=st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_copy_made_beside_a_trainer_resumes_where_a_generation_was_pinned_before_and_is_never_a_mixture(
+    pinned: bool, orders: st.DataObject
+) -> None:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as place:
+        root, copy = Path(place, "run"), Path(place, "copy")
+        copy.mkdir()
+        with Training(root, keep=Keep(last=1)) as training:
+            training.save(10)
+            if pinned:
+                pins.pin(local(root), 1)
+            names = sorted(path.name for path in root.iterdir())
+            copy_beside_a_trainer(root, copy, training, orders.draw(st.permutations(names)))
+        with Training(copy, keep=Keep(last=1)) as there:
+            try:
+                restored = there.engine.resume()
+            except MilepostError:
+                assert not pinned
+                return
+            assert restored is not None
+            assert restored.exact
+            assert restored.step >= 10
+            assert there.is_at(restored.step)
+            assert there.save(99).step == 99

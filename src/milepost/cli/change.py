@@ -9,6 +9,7 @@ from milepost.cli.options import open_store, verb
 from milepost.cli.progress import progress
 from milepost.cli.refs import name_of, numbered, resolve
 from milepost.cli.text import plain
+from milepost.errors import NotFoundError
 from milepost.publish import pins
 from milepost.publish.view import read
 

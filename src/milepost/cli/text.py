@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from milepost.errors import plain
+from milepost.text import plain
 
 __all__ = ["duration", "number", "plain", "size", "table", "width"]
 

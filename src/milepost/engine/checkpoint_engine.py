@@ -301,6 +301,8 @@ class CheckpointEngine:
         progress = {"episodes": now.episodes, "epochs": now.epochs} | counted
         order = Order(now.step, reason, elapsed_s, progress, noted, complete, self._exactness_now())
         self._last, self._in_flight = now, noted
+        if self._scrubbing:
+            self._scrubbing.answered()
         self._background.start(lambda: self._write(staged, order))
         if self._inline:
             self._surface()

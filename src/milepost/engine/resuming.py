@@ -14,12 +14,13 @@ from milepost.engine.events import milliseconds
 from milepost.engine.mismatch import Mismatches
 from milepost.engine.reader import check_fit, load_into, names_of
 from milepost.engine.session import Session
-from milepost.errors import CorruptError, StoreError, UsageError, plain
+from milepost.errors import CorruptError, StoreError, UsageError
 from milepost.lifecycle.faults import FaultPlan, Traces, plan
 from milepost.lifecycle.recover import Choice, Skipped, Which, choose
 from milepost.publish import quarantine
 from milepost.publish.view import View
 from milepost.records import Manifest, Restored
+from milepost.text import plain
 
 log = logging.getLogger("milepost")
 

@@ -69,11 +69,12 @@ class Scrubbing:
             self._thread.join(_STOP_S)
 
     def reason(self) -> str | None:
-        """Return why the next safe point should save, once: what the newest generation stands on has been found damaged."""
-        if not self._found.is_set():
-            return None
+        """Return why the next safe point should save: what the newest generation stands on has been found damaged."""
+        return "the scrub found damage" if self._found.is_set() else None
+
+    def answered(self) -> None:
+        """Note that a save begins: what was found up to now it does not stand on."""
         self._found.clear()
-        return "the scrub found damage"
 
     def round(self) -> None:
         """Read what is due by now."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from milepost.errors import CorruptError, NotFoundError, UsageError, plain
+from milepost.errors import CorruptError, NotFoundError, UsageError
 from milepost.lifecycle.retain import rank
 from milepost.lifecycle.sealed import GONE
 from milepost.lifecycle.verify import Blobs, Problem, check_generation, no_such_generation
@@ -19,6 +19,7 @@ from milepost.publish.manifest import load_record
 from milepost.publish.view import View
 from milepost.records import Manifest
 from milepost.store.base import Store
+from milepost.text import plain
 
 Which: TypeAlias = Literal["latest", "best", "never"] | int
 Spare: TypeAlias = Callable[[str], bool]

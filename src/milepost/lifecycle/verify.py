@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from milepost.encode.digest import Digest
-from milepost.errors import CorruptError, NotFoundError, StoreError, plain
+from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.lifecycle.sealed import GONE, Records, check_records
 from milepost.lifecycle.subset import Subset
 from milepost.lifecycle.torn import TORN
@@ -15,6 +15,7 @@ from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
 from milepost.records import BlobRecord, LeafRecord, Manifest, Summary
 from milepost.store.base import Store
+from milepost.text import plain
 
 PIECE_BYTES = 8 << 20
 """How much is read at once: the memory that a check needs, whatever the size of the run."""

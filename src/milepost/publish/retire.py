@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from milepost.errors import UsageError
+from milepost.errors import NotFoundError, UsageError
 from milepost.publish import layout
 from milepost.publish.generation import Chain
 from milepost.publish.term import Claim
@@ -112,7 +112,19 @@ def drop_unreadable(store: Store, claimed: Claim, number: int) -> None:
 
 
 def check_unreadable(store: Store, view: View, number: int) -> None:
-    """Raise `UsageError` (kind ``readable``) if a generation is not one that can only be given up."""
+    """Raise `UsageError` (kind ``readable``) if a generation can be read, and so need not be given up.
+
+    Raises `NotFoundError` if there is none of this number.
+    """
+    there = {*view.listing.summaries, *view.listing.unreadable, *view.listing.misnamed}
+    if number not in there:
+        raise NotFoundError(
+            "there is no such generation",
+            kind="no-such-generation",
+            hint=f"milepost ls {store.url} shows those there are",
+            root=store.url,
+            generation=number,
+        )
     if number not in view.unreadable:
         raise UsageError(
             "only a manifest that cannot be read can be dropped",

@@ -31,6 +31,8 @@ from milepost.publish.view import (
 from milepost.records import FORMAT_VERSION, Fence, Reset, RunRecord, Settlement
 from milepost.store.base import Entry, Store
 
+_MOST_LOST = 1000
+"""How far beyond the highest number that is there one may be that only ``LATEST`` tells of."""
 ATTEMPTS = 3
 """How often a claim that lost the race for a term starts again before it gives up."""
 
@@ -238,10 +240,13 @@ def _boundary(store: Store, view: View, term: int, clock: Clock, *, reset: bool)
     """Say where this term starts: from which head, and with which number nobody has used.
 
     ``next`` goes on from every number ever seen, void ones and earlier settlements included. Without that record, a void
-    manifest that was deleted frees its number, and a paused claimer's late delete hits the generation that took it.
+    manifest that was deleted frees its number, and a paused claimer's late delete hits the generation that took it. So does
+    the number that only LATEST still tells of: pins and marks of the generation that was removed are not the new one's.
     """
     head = view.head.number if view.head else 0
     used = [view.listing.highest, *(other.next - 1 for other in view.terms.settlements.values())]
+    if view.lost <= max(used) + _MOST_LOST:  # a hint must not use up the numbers, whoever wrote it
+        used.append(view.lost)
     following = _within_reach(store, 1 + max(used), "generation")
     last = view.terms.resets[-1] if view.terms.resets else None
     if not reset:
