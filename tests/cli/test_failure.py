@@ -137,3 +137,13 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None
     os.close(write_end)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+def test_words_that_find_no_room_are_no_bug_of_milepost() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from milepost.cli.main import main; main()", "--help"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert b"the output could not be written: No space left on device" in done.stderr
+    assert b"bug" not in done.stderr

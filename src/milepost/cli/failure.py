@@ -5,6 +5,7 @@ The three lines are what happened, the facts, and a hint that names the next com
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ SCHEMA_VERSION = 1
 """Of every JSON document printed here. Fields are added, never renamed; then this number stays."""
 
 INTERRUPTED = 130
+
+_FULL_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,10 @@ def _failure_of(error: Exception) -> Failure:
     if isinstance(error, click.ClickException):
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "milepost"
         return Failure(2, "usage", error.format_message(), hint=f"{path} --help")
+    if isinstance(error, OSError) and error.errno in _FULL_OUTPUT and error.filename is None:
+        # Of a store it would be a StoreError. The verb has done what it does; only its words found no room.
+        hint = "the verb itself has ended; milepost ls shows what it left"
+        return Failure(1, "output", f"the output could not be written: {error.strerror}", hint=hint)
     return Failure(
         1,
         "internal",
