@@ -176,6 +176,21 @@ def no_inodes(disk: Disk) -> None:
         check(disk, 4)
 
 
+def heals_of_inodes(disk: Disk) -> None:
+    """Run out of files with generations to spare: a trim needs one file only, and the ballast was one."""
+    loop = Loop(disk, keep=Keep(last=3))
+    with loop.engine:
+        for value in (1, 2, 3):
+            loop.save(value)
+        others = disk.place / "others"
+        others.mkdir()
+        names = (others / str(number) for number in itertools.count())
+        while took_it(next(names).touch):
+            continue
+        assert loop.save(4)
+        check(disk, 4)
+
+
 def commands(disk: Disk) -> None:
     """Start, roll back, pin, drop and reset without a byte left."""
     loop = Loop(disk, keep=Keep(last=3))
@@ -210,7 +225,7 @@ def commands(disk: Disk) -> None:
     assert oneshot.verify(disk.root / record.to).ok
 
 
-STORIES = {story.__name__: story for story in (heals, says_what_is_lacking, every_level, no_inodes, commands)}
+STORIES = {story.__name__: story for story in (heals, says_what_is_lacking, every_level, no_inodes, heals_of_inodes, commands)}
 
 if __name__ == "__main__":
     provenance.git_commit = lambda: ""

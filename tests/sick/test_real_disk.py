@@ -13,7 +13,12 @@ import pytest
 from tests.sick.real_disk import STORIES
 
 REPOSITORY = Path(__file__).parents[2]
-OPTIONS = {"no_inodes": "size=8m,nr_inodes=48", "heals": "size=3m", "commands": "size=4m"}
+OPTIONS = {
+    "no_inodes": "size=8m,nr_inodes=48",
+    "heals_of_inodes": "size=8m,nr_inodes=64",
+    "heals": "size=3m",
+    "commands": "size=4m",
+}
 
 
 def inside(place: Path, options: str, *command: str) -> subprocess.CompletedProcess[str]:

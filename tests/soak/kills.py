@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+from milepost.clock import SystemClock
 from milepost.engine import oneshot
-from milepost.errors import NotFoundError
+from milepost.errors import MilepostError, NotFoundError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import pins
+from milepost.publish.signed import open_root
 from milepost.publish.view import View, read
 from milepost.store.posix import Posix
 from milepost.testing.faults import KILLED, kill_before, run_in_child
@@ -114,7 +118,7 @@ def roll_back(siege: Siege, posix: Posix) -> None:
 
 
 def pin_and_unpin(siege: Siege, posix: Posix) -> None:
-    store = local(siege.scene.root, posix)
+    store = open_root(local(siege.scene.root, posix), SystemClock(), None)
     view = read(store)
     for number in view.pins:
         pins.unpin(store, number)
@@ -135,18 +139,25 @@ def kills(place: Path, count: int, seed: int) -> Tally:
     chance, total = random.Random(seed), Tally()
     while total.crash_points < count and not total.lost:
         siege = Siege(place / str(total.crash_points), chance)
-        siege.start()
-        try:
-            for _ in range(KILLS_PER_ROOT):
-                died = siege.kill_once()
-                total.operations += 1
-                total.crash_points += died
-                siege.check()
-                if chance.random() < 0.3:
-                    siege.start()
-                    total.operations += 1
-        except AssertionError as error:
-            total.lost.append(f"seed {seed}, root {total.crash_points}: {error}")
+        # Every third root is a signed one: its records pass through one more store.
+        key = {"MILEPOST_KEY": "a key of this siege's own"} if chance.random() < 1 / 3 else {}
+        with mock.patch.dict(os.environ, key):
+            _lay_siege(siege, total, f"seed {seed}, root {total.crash_points}{', signed' if key else ''}")
         total.acknowledged += siege.acknowledged_before + len(siege.scene.acknowledged)
         shutil.rmtree(siege.scene.place, ignore_errors=bool(total.lost))
     return total
+
+
+def _lay_siege(siege: Siege, total: Tally, where: str) -> None:
+    try:
+        siege.start()
+        for _ in range(KILLS_PER_ROOT):
+            died = siege.kill_once()
+            total.operations += 1
+            total.crash_points += died
+            siege.check()
+            if siege.chance.random() < 0.3:
+                siege.start()
+                total.operations += 1
+    except (AssertionError, MilepostError) as error:
+        total.lost.append(f"{where}: {error}")

@@ -36,6 +36,7 @@ T = TypeVar("T")
 _CAS_LOCK = "cas.lock"
 _CAS_WAIT_S = 60.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of inodes, where every name takes one, as on tmpfs: a rename takes none
 _PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
 _NO_RENAME_NEW = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -263,7 +264,7 @@ class LocalStore(Store):
             # A network file system may have done it, lost the answer and asked again: then the name is of our own file.
             given = posix.same_file(temporary, target)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in (*_NO_LINKS, *_FULL):
                 raise
             try:
                 posix.rename_new(temporary, target)
@@ -271,9 +272,9 @@ class LocalStore(Store):
             except FileExistsError:
                 given = False
             except OSError as second:
-                if second.errno not in _NO_RENAME_NEW:
-                    raise
-                raise _no_atomic_create(target) from error
+                if second.errno in _NO_RENAME_NEW and error.errno not in _FULL:
+                    raise _no_atomic_create(target) from error
+                raise error if second.errno in _NO_RENAME_NEW else second
         discard(posix, temporary)
         return given
 
