@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from milepost.lifecycle.budget import budget
     from milepost.lifecycle.retain import Keep
     from milepost.lifecycle.triggers import every
     from milepost.records import Difference, LeafSpec, Version
@@ -54,6 +55,7 @@ _HOMES = {
     "StoreError": "milepost.errors",
     "UsageError": "milepost.errors",
     "Version": "milepost.records",
+    "budget": "milepost.lifecycle.budget",
     "every": "milepost.lifecycle.triggers",
     "load": "milepost.engine.oneshot",
     "save": "milepost.engine.oneshot",
@@ -83,6 +85,7 @@ __all__ = [
     "UsageError",
     "Version",
     "adapters",
+    "budget",
     "every",
     "load",
     "save",

@@ -18,6 +18,7 @@ from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
+from milepost.engine.overhead import Flight, Meter
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import write_with_relief
 from milepost.engine.resuming import Resuming, parts_asked_for
@@ -26,6 +27,7 @@ from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Order, Session
 from milepost.engine.settings import check_settings, whole
 from milepost.errors import MilepostError, UsageError
+from milepost.lifecycle.budget import Overhead
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
@@ -105,6 +107,7 @@ class CheckpointEngine:
         self._background = Background(writer)
         self._inline = writer == "inline"
         self._metrics = Metrics(self.keep)
+        self._meter = Meter(self._clock, when)
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
@@ -114,8 +117,7 @@ class CheckpointEngine:
         self._in_flight: dict[str, Metric] | None = None
         self._closed = False
         self._last = Reading()
-        self._elapsed_base_s = 0.0
-        self._started_ns = 0
+        self._elapsed_base_s, self._started_ns = 0.0, 0
         self._pid = os.getpid()
         # An engine that is dropped without close() gives its root up, too; while it saves, the writer holds on to it.
         self._finalizer = weakref.finalize(self, _give_up, self._held, self._pid)
@@ -243,6 +245,7 @@ class CheckpointEngine:
         elapsed_s = restored.elapsed_s if restored else 0.0
         self._elapsed_base_s = float.fromhex(elapsed_s) if isinstance(elapsed_s, str) else elapsed_s
         self._started_ns = now_ns = self._clock.monotonic_ns()
+        self._meter.begin(now_ns, self._claimed.session.events)
         counters = restored.counters if restored else {}
         self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
         self._metrics.begin(self._claimed.session.chain.line)
@@ -288,8 +291,9 @@ class CheckpointEngine:
         self._save(self._read(step, episodes, epochs), reason, counters, complete=complete)
 
     def _read(self, step: int, episodes: int, epochs: int) -> Reading:
-        now_ns = self._clock.monotonic_ns()
-        return Reading(whole("step", step), now_ns, whole("episodes", episodes), whole("epochs", epochs))
+        step, now_ns = whole("step", step), self._clock.monotonic_ns()
+        costs = self._meter.point(step, now_ns, busy=self._background.busy)
+        return Reading(step, now_ns, whole("episodes", episodes), whole("epochs", epochs), costs)
 
     def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
         self._check_may_save()
@@ -303,12 +307,15 @@ class CheckpointEngine:
         self._last, self._in_flight = now, noted
         if self._scrubbing:
             self._scrubbing.answered()
-        self._background.start(lambda: self._write(staged, order))
+        flight = self._meter.save(now.monotonic_ns)
+        self._background.start(lambda: self._write(staged, order, flight))
+        self._meter.released()
         if self._inline:
             self._surface()
 
-    def _write(self, staged: Staged, order: Order) -> None:
-        write_with_relief(self._claimed.session, staged, order)
+    def _write(self, staged: Staged, order: Order, flight: Flight) -> None:
+        with flight:
+            write_with_relief(self._claimed.session, staged, order)
 
     def _exactness_now(self) -> dict[str, tuple[Exactness, str]]:
         """Return what the manifest says of each component that is not exact, as it was captured last; what is new is told."""
@@ -321,6 +328,11 @@ class CheckpointEngine:
                 log.warning("a resumed run may differ from this one: `%s` is saved without %s", name, text)
             self._told[name] = text
         return found | self.exactness
+
+    @property
+    def overhead(self) -> Overhead:
+        """Return what saving has cost training so far, and what a `budget` makes of it; ``str()`` of it is one line."""
+        return self._meter.overhead()
 
     def wait(self) -> Summary | None:
         """Wait for the save in flight and return the newest generation of this run. Raises `SaveFailed` if it failed."""

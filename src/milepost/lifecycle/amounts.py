@@ -7,17 +7,17 @@ import re
 
 from milepost.errors import UsageError
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)$", re.ASCII)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|s|m|min|h|d|w)$", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?$", re.ASCII | re.IGNORECASE)
 
 
 def seconds_of(text: str | float) -> float:
     """Return a length of time in seconds; a number stands for itself.
 
-    >>> seconds_of("7d"), seconds_of("1.5h"), seconds_of(20)
-    (604800.0, 5400.0, 20.0)
+    >>> seconds_of("7d"), seconds_of("5min"), seconds_of(20)
+    (604800.0, 300.0, 20.0)
     """
     found = _DURATION.match(text.strip()) if isinstance(text, str) else None
     seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan if isinstance(text, str) else float(text)

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from milepost.errors import UsageError
+from milepost.lifecycle.costs import NOTHING, Costs
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Hold the counters at one moment."""
+    """Hold what there is to decide with at one moment."""
 
     step: int = 0
     monotonic_ns: int = 0
     episodes: int = 0
     epochs: int = 0
+    costs: Costs = NOTHING
+    """What a save is known to take, by now."""
 
 
 class Trigger(Protocol):

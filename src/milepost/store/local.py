@@ -274,7 +274,7 @@ class LocalStore(Store):
             except OSError as second:
                 if second.errno in _NO_RENAME_NEW and error.errno not in _FULL:
                     raise _no_atomic_create(target) from error
-                raise error if second.errno in _NO_RENAME_NEW else second
+                raise (error if second.errno in _NO_RENAME_NEW else second) from None
         discard(posix, temporary)
         return given
 
