@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from milepost.engine import oneshot
+from milepost.engine.arena import Arena
+from milepost.engine.capture import capture
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep
@@ -235,3 +238,21 @@ def test_the_state_must_be_known_before_anything_is_written(tmp_path: Path) -> N
         del state["policy"]["odd"]
         engine.save(2)
         assert engine.wait().number == 2  # type: ignore[union-attr]
+
+
+def test_no_garbage_is_collected_while_training_stands_still_for_a_copy() -> None:
+    # B9: with 100,000 arrays the collector walked the growing lists again and again, for half of the stall.
+    state = {"extra": [np.zeros(1) for _ in range(20_000)]}
+    walks: list[str] = []
+    gc.callbacks.append(lambda phase, _info: walks.append(phase))
+    try:
+        gc.enable()
+        gc.collect()
+        walks.clear()
+        staged = capture(state, Arena())
+        during = list(walks)
+    finally:
+        gc.callbacks.pop()
+    assert during.count("start") <= 1, "the one that was held off, when all was done"
+    assert gc.isenabled()
+    assert len(staged.components[0].leaves) == 20_000

@@ -26,6 +26,7 @@ NOT_OURS = {
     ".venv",
     ".venvs",
     ".chaos",
+    ".bench",
     ".fuzz",
     "__pycache__",
     ".mypy_cache",

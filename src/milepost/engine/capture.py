@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from milepost.engine.arena import Arena, aligned
 from milepost.records import LeafSpec, Node
-from milepost.state.tree import Flat, flatten
+from milepost.state.tree import Flat, flatten, no_collection
 
 LAST = "rng"
 """The component that is captured and restored last: reading or setting other state may draw random numbers."""
@@ -55,9 +55,10 @@ def is_last(name: str) -> bool:
 
 def capture(state: Mapping[str, object], arena: Arena, *, allow_pickle: bool = False) -> Staged:
     """Copy every component's leaves into ``arena``, which must not be in use. Raises `UsageError` for an object nobody knows."""
-    flat = {name: flatten(state[name], name, allow_pickle=allow_pickle) for name in in_order(state)}
-    arena.reserve(_room(flat))
-    return Staged(tuple(_stage(name, found, arena) for name, found in flat.items()))
+    with no_collection():
+        flat = {name: flatten(state[name], name, allow_pickle=allow_pickle) for name in in_order(state)}
+        arena.reserve(_room(flat))
+        return Staged(tuple(_stage(name, found, arena) for name, found in flat.items()))
 
 
 def _room(flat: Mapping[str, Flat]) -> int:

@@ -67,12 +67,12 @@ def flatten(value: object, path: str, *, allow_pickle: bool = False) -> Flat:
     """
     load_edges()
     writer = _Writer(allow_pickle)
-    with _no_collection():
+    with no_collection():
         return Flat(writer.node(value, path, 0), tuple(writer.leaves))
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Hold the garbage collector off: nothing made here is garbage, yet it would walk the growing tree again and again.
 
     With 20,000 arrays that walk took six times as long as the work itself, while training stood still.

@@ -1,0 +1,34 @@
+"""List the benchmarks. Each is imported when it runs, so that one of them needs no more than what it measures."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from bench.measure import Measure
+
+BENCHMARKS: Mapping[str, str] = {
+    "import": "bench.processes:importing",
+    "ls": "bench.processes:listing",
+    "small-state": "bench.small_state:measure",
+    "save-1gb": "bench.saving:one_gigabyte",
+    "save-100k": "bench.saving:many_arrays",
+    "save-adam": "bench.saving:adam_state",
+    "slopes": "bench.slopes:measure",
+    "background": "bench.background:measure",
+    "shared": "bench.shared:measure",
+    "resume": "bench.resuming:measure",
+    "memory": "bench.memory:measure",
+    "sb3-replay": "bench.sb3_replay:measure",
+}
+"""In the order in which they run. Not here yet, since what they measure is not built: ``replay-rows`` (0.1%, 1%, 10% new
+rows; slopes against rows and against capacity), ``prioritized``, ``fetch`` and ``delta``. `bench.goals` has their goals
+already; a benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
+
+
+def load(where: str) -> Measure:
+    """Return the function that measures."""
+    module, _, name = where.partition(":")
+    measure: Any = getattr(importlib.import_module(module), name)
+    return measure  # type: ignore[no-any-return]

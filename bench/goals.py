@@ -1,0 +1,141 @@
+"""What milepost must reach, as data, and whether it did.
+
+A goal compares the median of one quantity of milepost's with a bound, or with the median of a floor or a peer that was
+measured in the same run on the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.measure import Outcome
+
+Test = Literal["at most", "times less", "below"]
+"""``at most``: milepost's is at most ``bound`` times the other's. ``times less``: the other's is at least ``bound`` times
+milepost's. ``below``: milepost's is at most ``bound``, in the quantity's own unit."""
+Verdict = Literal["met", "MISSED", "not built yet", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Ask for one figure."""
+
+    operation: str
+    benchmark: str
+    quantity: str
+    test: Test
+    bound: float
+    against: str = ""
+    """The floor's or the peer's name; empty for a bound of its own."""
+    needs: str = ""
+    """What has to be built before this counts. A figure that can be measured all the same is shown."""
+    of: str = "milepost"
+
+    @property
+    def words(self) -> str:
+        """Return the goal as a person would say it."""
+        if self.test == "times less":
+            return f"≥ {self.bound:g} × less"
+        if self.test == "at most":
+            return f"≤ {self.bound:.3g} ×"
+        return f"≤ {self.bound * 1e3:g} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Hold what became of a goal."""
+
+    goal: Goal
+    verdict: Verdict
+    reached: float | None
+    """In the goal's own terms; None if it was not measured."""
+
+    @property
+    def words(self) -> str:
+        """Return what was reached as a person would say it."""
+        if self.reached is None:
+            return ""
+        return f"{self.reached * 1e3:.4g} ms" if self.goal.test == "below" else f"{self.reached:.3g} ×"
+
+    @property
+    def excess(self) -> float | None:
+        """Return how far off the bound it is: 1 is just met, 2 twice as bad."""
+        if self.reached is None:
+            return None
+        return self.goal.bound / self.reached if self.goal.test == "times less" else self.reached / self.goal.bound
+
+
+MEMCPY = "memcpy + 10 µs an array"
+DIRECT = "stage + O_DIRECT write"
+READ = "read + digest"
+SAVE, SYNCED = "torch.save", "torch.save + fsync"
+SAFETENSORS, DCP_SAVE, CLONE = "safetensors + fsync", "dcp.save", "clone, torch.save in a thread"
+DCP, DCP_REUSED = "dcp.async_save", "dcp.async_save, reused stager"
+SB3_SAVE = "model.save + save_replay_buffer"
+BARE = "the same file operations, bare"
+ROWS, PROCESS, SERVICE = "Rows", 'writer="process"', "the service"
+
+STALL, DURABLE = "stall of an async save", "durable, end to end"
+GOALS: tuple[Goal, ...] = (
+    Goal(STALL, "save-1gb", "stall", "at most", 1.3, MEMCPY),
+    Goal(STALL, "save-adam", "stall", "at most", 1.3, MEMCPY),
+    Goal(STALL, "save-100k", "stall", "at most", 1.3, MEMCPY),
+    # Of a save that is as durable when it returns. The call as it comes, which leaves the bytes to the kernel, is in the table.
+    Goal(STALL, "save-1gb", "stall", "times less", 7, SYNCED),
+    Goal(STALL, "save-1gb", "stall", "times less", 4, DCP),
+    Goal(STALL, "save-1gb", "stall", "at most", 1.1, DCP_REUSED),
+    Goal(STALL, "sb3-replay", "stall", "times less", 50, SB3_SAVE, needs=ROWS),
+    Goal(DURABLE, "save-1gb", "durable", "at most", 1.25, DIRECT),
+    Goal("training time lost in the background, a GB", "background", "lost", "below", 0.150),
+    Goal(
+        "training time lost in the background, a GB", "background", "lost", "below", 0.040, needs=PROCESS, of="milepost, process"
+    ),
+    Goal("replay save after 1% new rows, 4 GB", "replay-rows", "durable", "at most", 0.03, "full save", needs=ROWS),
+    Goal("replay save after 1% new rows, 4 GB", "replay-rows", "written", "at most", 0.015, "full save", needs=ROWS),
+    Goal("replay save, slope against capacity", "replay-rows", "slope", "at most", 0.03, "full save", needs=ROWS),
+    Goal("resume, cold", "resume", "cold", "at most", 1.3, READ),
+    Goal("resume, warm", "resume", "warm", "at most", 1.3, READ),
+    Goal("extra memory", "memory", "extra", "at most", 1.05, "dense state"),
+    Goal("same-host fetch, zero copy", "fetch", "fetch", "below", 0.001, needs=SERVICE),
+    Goal("bulk-port fetch over loopback", "fetch", "bulk", "at most", 1 / 0.85, "raw TCP loop", needs=SERVICE),
+    Goal("delta at 1.8% changed bf16", "delta", "bytes", "times less", 70, "full bytes", needs=SERVICE),
+    Goal("delta at 1.8% changed bf16", "delta", "bytes", "times less", 1.6, "XOR + zstd", needs=SERVICE),
+    Goal("20 kB state in 20 arrays, stall", "small-state", "stall", "below", 0.0005),
+    Goal("20 kB state in 20 arrays, published", "small-state", "durable", "at most", 1.5, BARE),
+    Goal("import milepost", "import", "process", "at most", 1.5, "import numpy, msgspec, xxhash"),
+    Goal("milepost ls, 1,000 generations", "ls", "process", "at most", 2, "import click, msgspec + read the manifests"),
+)
+
+
+def judge(goals: Sequence[Goal], outcomes: Mapping[str, Outcome]) -> tuple[Judged, ...]:
+    """Return what became of every goal. One whose benchmark ran without its quantity is missed: nobody is to lose a goal."""
+    return tuple(_judge(goal, outcomes.get(goal.benchmark)) for goal in goals)
+
+
+def missed(judged: Sequence[Judged]) -> bool:
+    """Return whether any goal that counts was missed."""
+    return any(one.verdict == "MISSED" for one in judged)
+
+
+def _judge(goal: Goal, outcome: Outcome | None) -> Judged:
+    reached = _reached(goal, outcome) if outcome else None
+    if goal.needs:
+        return Judged(goal, "not built yet", reached)
+    if outcome is None:
+        return Judged(goal, "not run", None)
+    if reached is None:
+        return Judged(goal, "MISSED", None)
+    met = reached >= goal.bound if goal.test == "times less" else reached <= goal.bound
+    return Judged(goal, "met" if met else "MISSED", reached)
+
+
+def _reached(goal: Goal, outcome: Outcome) -> float | None:
+    ours = outcome.row(goal.of, goal.quantity)
+    if ours is None or goal.test == "below":
+        return ours.median if ours else None
+    other = outcome.row(goal.against, goal.quantity)
+    if other is None or not other.median or not ours.median:
+        return None
+    return other.median / ours.median if goal.test == "times less" else ours.median / other.median

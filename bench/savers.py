@@ -1,0 +1,174 @@
+"""Save one state by milepost and by what people use instead, each as its users would write it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import state_dict_saver as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from bench.goals import CLONE, DCP, DCP_REUSED, DCP_SAVE, SAFETENSORS, SAVE, SYNCED
+from bench.measure import Contender, Kind
+from bench.states import Workload
+from milepost import CheckpointEngine, Keep
+from milepost.clock import SystemClock
+from milepost.store.local import LocalStore
+from milepost.store.posix import Posix
+
+Finish = Callable[[], object]
+"""Wait until the save is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """Save a workload once per call of ``start``, which returns when training may go on."""
+
+    name: str
+    kind: Kind
+    start: Callable[[], Finish]
+    synced: bool = True
+    """When it is finished, the disk has every byte; without it there is nothing to compare a durable save with."""
+    clean: Callable[[], object] = lambda: None
+    close: Callable[[], object] = lambda: None
+
+
+def contender(saver: Saver, workload: Workload) -> Contender:
+    """Return a saver as one that is measured: how long training waits, and how long until all of it is durable."""
+
+    def sample() -> Mapping[str, float]:
+        workload.change()
+        started = time.perf_counter()
+        finish = saver.start()
+        stalled = time.perf_counter()
+        finish()
+        durable = time.perf_counter()
+        saver.clean()
+        figures = {"stall": stalled - started}
+        return figures | {"durable": durable - started} if saver.synced else figures
+
+    return Contender(saver.name, saver.kind, sample)
+
+
+@contextmanager
+def closing(savers: Sequence[Saver]) -> Iterator[None]:
+    """Close them all after the block."""
+    try:
+        yield
+    finally:
+        for saver in savers:
+            saver.clean()
+            saver.close()
+
+
+def milepost(workload: Workload, place: Path, *, posix: Posix | None = None, name: str = "milepost", whole: bool = True) -> Saver:
+    """Return milepost as a user sets it up, its arena warm. ``whole``: every array is to be written by every save."""
+    root = place / name
+    store = LocalStore(root, SystemClock(), posix=posix)
+    engine = CheckpointEngine(store, state=workload.state, keep=Keep(last=2))
+    engine.claim()
+    steps = iter(range(1 << 40))
+
+    def start() -> Finish:
+        engine.save(next(steps))
+        return finish
+
+    def finish() -> None:
+        saved = engine.wait()
+        if whole and (saved is None or saved.new_bytes < workload.size_bytes):
+            raise RuntimeError("milepost did not write every byte: what was measured is not what it is compared with")
+
+    workload.change()
+    start()()
+    return Saver(name, "milepost", start, close=engine.close)
+
+
+def phases(root: Path) -> str:
+    """Say from a run's own event log where the time of its saves went, in medians."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for log in sorted((root / "events").glob("*.jsonl")):
+        for line in log.read_text().splitlines():
+            event = json.loads(line)
+            for phase, text in event.get("milliseconds", {}).items() if event["event"] == "published" else ():
+                found[phase].append(float(text))
+    said = ", ".join(f"{phase} {statistics.median(values):.3g}" for phase, values in found.items())
+    return f"milepost's thread, in ms: {said}"
+
+
+def peers(workload: Workload, place: Path, *, warm: bool = True) -> list[Saver]:
+    """Return whatever else can save this state here. A reused stager is ``warm``, as milepost's arena is."""
+    file, folder = place / "peer.file", place / "peer.folder"
+    tree: dict[str, Any] = dict(workload.tree)
+    flat = dict(workload.tensors)
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    if warm:
+        stager.stage(tree)
+
+    def clean() -> None:
+        file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def directly(save: Callable[[], object]) -> Callable[[], Finish]:
+        def start() -> Finish:
+            save()
+            return lambda: None
+
+        return start
+
+    def async_save(reused: DefaultStager | None) -> Callable[[], Finish]:
+        def start() -> Finish:
+            saving = dcp.async_save(tree, checkpoint_id=folder, async_stager=reused, no_dist=True)
+            assert isinstance(saving, Future)
+            return saving.result
+
+        return start
+
+    def save_safetensors() -> None:
+        save_file(flat, file)
+        descriptor = os.open(file, os.O_RDWR)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def clone_and_go() -> Finish:
+        pool = ThreadPoolExecutor(1)  # a thread a save: `background` looks at which core it runs on
+        saving = pool.submit(_torch_save, copy.deepcopy(tree), file)
+        pool.shutdown(wait=False)
+        return saving.result
+
+    return [
+        Saver(SAVE, "peer", directly(lambda: torch.save(tree, file)), synced=False, clean=clean),
+        Saver(SYNCED, "peer", directly(lambda: _torch_save(tree, file)), clean=clean),
+        Saver(SAFETENSORS, "peer", directly(save_safetensors), clean=clean),
+        Saver(DCP_SAVE, "peer", directly(lambda: dcp.save(tree, checkpoint_id=folder, no_dist=True)), clean=clean),
+        Saver(DCP, "peer", async_save(None), clean=clean),
+        Saver(DCP_REUSED, "peer", async_save(stager), clean=clean, close=stager.close),
+        Saver(CLONE, "peer", clone_and_go, clean=clean),
+    ]
+
+
+def _torch_save(tree: Mapping[str, Any], file: Path) -> None:
+    with open(file, "wb") as out:
+        torch.save(tree, out)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def chosen(savers: Sequence[Saver], *names: str) -> list[Saver]:
+    """Return those with these names, and close the others."""
+    for saver in savers:
+        if saver.name not in names:
+            saver.close()
+    return [saver for saver in savers if saver.name in names]
