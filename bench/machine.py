@@ -21,7 +21,7 @@ def facts(place: Path) -> dict[str, str]:
         "processor": _line("/proc/cpuinfo", "model name"),
         "cores": str(os.cpu_count()),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
-        "system": f"{platform.system()} {".".join(platform.release().split(".")[:2])}, Python {platform.python_version()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, Python {platform.python_version()}",
         "file system": _file_system(place),
         "huge pages": _THP.read_text().strip() if _THP.exists() else "unknown",
         "load at start": f"{os.getloadavg()[0]:.2f}",
