@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +215,15 @@ def test_a_record_that_is_too_large_to_be_one_is_refused_and_not_watched_for_eve
     assert caught.value.facts["name"] == LEASE
 
 
+def test_a_record_that_promises_to_be_silent_for_years_is_watched_for_ten_minutes(peers: Peers, a: Peer, b: Peer) -> None:
+    b.enter()
+    b.is_awake = False
+    peers.root.replace(LEASE, replace(b.record(), ttl_ms=10**15).encode())
+    began_s = peers.now_s
+    a.enter()
+    assert 600.0 <= peers.now_s - began_s <= 600.0 + POLL_S
+
+
 def test_a_record_that_is_damaged_is_watched_like_any_other(peers: Peers, a: Peer) -> None:
     peers.root.create(LEASE, b"not a lease")
     a.enter()
@@ -221,9 +231,10 @@ def test_a_record_that_is_damaged_is_watched_like_any_other(peers: Peers, a: Pee
     assert a.holds
 
 
-def test_a_time_to_live_is_longer_than_none() -> None:
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, math.nan, math.inf, 601.0])
+def test_a_time_to_live_is_longer_than_none_and_at_most_ten_minutes(ttl_s: float) -> None:
     with pytest.raises(UsageError):
-        Lease(ttl_s=0.0)
+        Lease(ttl_s=ttl_s)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------------

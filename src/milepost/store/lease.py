@@ -41,6 +41,10 @@ _held_here: set[str] = set()
 """The incarnations of the leases that guards of this process hold."""
 
 
+_LONGEST_TTL_S = 600.0
+"""Nobody is watched for longer, whatever a record says: else one that lies would keep every start waiting for ever."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Say how a root is leased: for how long without a beat, by whom, and whether a thread beats.
@@ -53,8 +57,13 @@ class Lease:
     renewed: bool = True
 
     def __post_init__(self) -> None:
-        if not self.ttl_s > 0:
-            raise UsageError("a lease needs some time to live", kind="bad-setting", hint="say ttl_s=30.0", ttl_s=self.ttl_s)
+        if not 0 < self.ttl_s <= _LONGEST_TTL_S:
+            raise UsageError(
+                f"a lease needs some time to live, and at most {_LONGEST_TTL_S:g} s",
+                kind="bad-setting",
+                hint="say ttl_s=30.0",
+                ttl_s=self.ttl_s,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +230,7 @@ class LeaseGuard(Guard):
 
     def _ttl_s(self, found: LeaseRecord | None) -> float:
         """Return how long to watch: the holder promised to beat in *its* time to live, which may be longer than ours."""
-        return max(self._lease.ttl_s, found.ttl_ms / 1000 if found else 0.0)
+        return max(self._lease.ttl_s, min(found.ttl_ms / 1000, _LONGEST_TTL_S) if found else 0.0)
 
     def _is_free(self, found: LeaseRecord | None) -> bool:
         """Say whether nobody holds the lease for certain: it was given back, or is this process's and no guard of it has it.
