@@ -10,7 +10,6 @@ import errno
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from milepost.publish.view import View, read
 from milepost.records import Summary
 from milepost.store.posix import Posix
 from milepost.testing.faults import KILLED, FaultyPosix, run_in_child
+from milepost.testing.power import scratch
 from tests.engine.training import Training, bits, local, state_at, without_git
 
 # Python 3.12 and newer warn of a fork beside threads; the child here touches nothing a thread could hold.
@@ -36,17 +36,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a directory in memory where there is one: thousands of runs are written, and nothing here depends on the medium."""
     without_git(monkeypatch)
     monkeypatch.setattr(relief, "BALLAST_BYTES", 8192)
-    memory = Path("/dev/shm")
-    if not (memory.is_dir() and os.access(memory, os.W_OK)):
-        yield tmp_path
-        return
-    made = Path(tempfile.mkdtemp(prefix="milepost-crash-", dir=memory))
-    yield made
-    shutil.rmtree(made)
+    with scratch() as made:
+        yield made
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from milepost.publish.view import View, read
 from milepost.store.posix import CHANGES
 from milepost.testing.faults import FileOperation
 from milepost.testing.sick import READS, TAKES_SPACE, Sickness, SickPosix, failing, failing_late, removing, short
+from tests.crash.test_kill_everywhere import check_nothing_is_left_over
 from tests.engine.training import Training, bits, local, state_at
 from tests.soak.tally import Tally
 
@@ -385,14 +386,6 @@ def check_next_start(attack: Attack, act: Act) -> None:
         assert training.save(99).step == 99
     assert oneshot.verify(store).problems == ()
     assert bits(oneshot.load(store)) == bits(state_at(99))
-
-
-def check_nothing_is_left_over(root: Path) -> None:
-    view = read(local(root))
-    named = {blob.name for summary in view.listing.summaries.values() for blob in summary.blobs}
-    there = {path.relative_to(root).as_posix() for path in (root / "blobs").iterdir()}
-    assert there == named
-    assert set(view.listing.summaries) <= {*view.live, *view.pins}
 
 
 def check_after_removal(attack: Attack) -> None:

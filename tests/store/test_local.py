@@ -18,6 +18,7 @@ from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 from milepost.testing import StoreTests
 from milepost.testing.faults import FaultyPosix, FileOperation, count_operations
+from tests.places.odd_places import Changed, refuse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,23 +36,6 @@ class TestLocalStore(StoreTests):
         path = Path(store.url) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-
-
-class Changed(Posix):
-    """Do something else for the calls of some names, every time."""
-
-    def __init__(self, **instead: Callable[..., object]) -> None:
-        self.instead = instead
-
-    def perform(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.instead.get(name, function)(*args, **kwargs)  # type: ignore[return-value]
-
-
-def refuse(number: int) -> Callable[..., object]:
-    def refused(*_: object, **__: object) -> object:
-        raise OSError(number, os.strerror(number))
-
-    return refused
 
 
 def files_in(root: Path) -> dict[str, bytes]:

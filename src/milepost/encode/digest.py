@@ -103,7 +103,13 @@ def unseal_signed(data: bytes, what: str) -> tuple[bytes, str]:
     front = data[:-_SEAL_BYTES]
     body = front.removesuffix(b",") + b"}"
     if len(data) <= _SEAL_BYTES or body[:1] != b"{" or seal(body) != data:
-        raise CorruptError("a record is damaged", kind="damaged-record", what=what, size_bytes=len(data))
+        raise CorruptError(
+            "a record is damaged",
+            kind="damaged-record",
+            hint="milepost verify names all that is damaged, and what a resume would take",
+            what=what,
+            size_bytes=len(data),
+        )
     # Looked for at the end only: a pattern that starts anywhere would read a large manifest once more.
     signed = _SIGNATURE.search(body, max(0, len(body) - 128))
     if signed is None:

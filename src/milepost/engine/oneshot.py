@@ -125,7 +125,9 @@ def _loaded(
     choice = choose(store, view, which, full=False, rejected=rejected, parts=wanted)
     if choice.skipped and _head_of(read(store)) != _head_of(view):
         # Passed over, perhaps, because it was retired while we looked: then a newer one is there, and not this older one.
-        raise CorruptError("generations were retired while they were read", kind="retired-meanwhile", root=store.url)
+        raise CorruptError(
+            "generations were retired while they were read", kind="retired-meanwhile", hint="load once more", root=store.url
+        )
     manifest = choice.manifest
     if manifest is None:
         raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)

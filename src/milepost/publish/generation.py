@@ -180,7 +180,14 @@ def _create(store: Store, chain: Chain, manifest: Manifest) -> Summary | int | N
         chain.attempts.discard(manifest.write_id)
     if failure is None and not chain.attempted:
         return 0  # taken by something that cannot be read at all: a directory, say
-    raise failure or StoreError("a manifest appears and vanishes", kind="unstable", retryable=True, name=name, root=store.url)
+    raise failure or StoreError(
+        "a manifest appears and vanishes",
+        kind="unstable",
+        retryable=True,
+        hint="look what else writes to this directory: a sync tool, a second mount",
+        name=name,
+        root=store.url,
+    )
 
 
 def _holder(store: Store, number: int) -> Summary | int | None:

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _MOST = {Manifest: layout.MOST_MANIFEST_BYTES, Scrubbed: layout.MOST_SCRUB_BYTES}
 
+_LOOK = "milepost verify names all that is damaged; look who else can write to this directory"
+
 
 class _Format(msgspec.Struct):
     format_version: int
@@ -61,7 +63,7 @@ def read_record(store: Store, name: str) -> bytes:
     most = layout.most_bytes(name)
     data = store.read(name, 0, most + 1)
     if len(data) > most:
-        raise CorruptError("a record is too large to be one", kind="damaged-record", name=name, most_bytes=most)
+        raise CorruptError("a record is too large to be one", kind="damaged-record", hint=_LOOK, name=name, most_bytes=most)
     return data
 
 
@@ -88,13 +90,13 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
         # A newer format may have other members altogether: then the version is what to tell.
         _refuse_newer(body, name)
         raise CorruptError(
-            "a record is sealed but is not what its name promises", kind="damaged-record", name=name, cause=error
+            "a record is sealed but is not what its name promises", kind="damaged-record", hint=_LOOK, name=name, cause=error
         ) from error
     if isinstance(record, Summary | RunRecord):
         check_format(record.format_version, name)
     says = absurdity(record, name)
     if says:
-        raise CorruptError("a record is sealed but says what cannot be", kind="damaged-record", name=name, says=says)
+        raise CorruptError("a record is sealed but says what cannot be", kind="damaged-record", hint=_LOOK, name=name, says=says)
     return record
 
 

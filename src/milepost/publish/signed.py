@@ -177,7 +177,11 @@ class SignedStore(Store):
             )
         if within(name).startswith(layout.GENERATIONS) and not _is_strong(body):
             raise CorruptError(
-                "a signed manifest names bytes by a digest that anyone can forge", kind="weak-digest", root=self.url, name=name
+                "a signed manifest names bytes by a digest that anyone can forge",
+                kind="weak-digest",
+                hint="milepost verify names what may still be resumed from; look who else has the key",
+                root=self.url,
+                name=name,
             )
 
     def _signature(self, name: str, body: bytes) -> str:

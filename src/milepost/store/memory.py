@@ -165,6 +165,7 @@ class MemoryStore(Store):
         if capacity is not None and more_bytes > 0 and self._used_bytes() + more_bytes > capacity:
             raise StoreError(
                 "could not write: no space left",
+                hint="keep fewer generations: Keep(last=...), or raise capacity_bytes",
                 kind="disk-full",
                 retryable=False,
                 undone=True,
@@ -196,7 +197,13 @@ class _MemoryBlob(BlobWriter):
             part, names = self._open_part(), self._store._space.names
             self._part = None
             if names.get(f"{self._name}.part") is not part:
-                raise StoreError("the unfinished blob is gone", kind="vanished", retryable=False, name=self._name)
+                raise StoreError(
+                    "the unfinished blob is gone",
+                    kind="vanished",
+                    retryable=False,
+                    hint="another process has swept it: milepost ls shows who claimed the run",
+                    name=self._name,
+                )
             names[self._name] = bytes(names.pop(f"{self._name}.part"))
 
     def abort(self) -> None:

@@ -8,6 +8,7 @@ The store makes every change of files through ``posix``, which records it. One t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,16 +21,16 @@ from milepost.testing.power import Cut, Recorder, Tally, replay
 BESIDE = b"what lies beside"
 
 
-class PowerLossTests:
+class PowerLossTests(ABC):
     """Test what one kind of store promises of a power cut. Override `make_store`, and no test."""
 
     seed = 0
     limit: int | None = None
     """How many cuts of each recording are checked, chosen by ``seed``; None: all of them."""
 
+    @abstractmethod
     def make_store(self, place: Path, posix: Posix) -> Store:
         """Return a store that keeps all it has below the directory ``place``; called again to open what is there."""
-        raise NotImplementedError
 
     def cut_everywhere(
         self,
