@@ -5,7 +5,6 @@ This is the only module that calls ``os.replace``, ``os.link``, ``os.rename`` an
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -182,6 +181,8 @@ def _sync_directory(path: str) -> None:
 
 
 def _rename_new(path: str, to: str) -> None:
+    import ctypes  # not at the top: looking at a run renames nothing
+
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
