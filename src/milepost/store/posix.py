@@ -308,22 +308,31 @@ def store_error(
     )
 
 
-@contextmanager
-def failures_of(
-    operation: str,
-    path: str,
-    *,
-    name: str | None = None,
-    unknown: bool = False,
-    kind_of_error: type[StoreError] = StoreError,
-) -> Iterator[None]:
+class failures_of:  # noqa: N801 - read where it is used; a generator would take as long as the system call in it
     """Turn what the operating system raises inside into a `StoreError`."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        raise store_error(error, operation, path, name=name, unknown=unknown, kind_of_error=kind_of_error) from error
+
+    __slots__ = ("_facts", "_operation", "_path")
+
+    def __init__(
+        self,
+        operation: str,
+        path: str,
+        *,
+        name: str | None = None,
+        unknown: bool = False,
+        kind_of_error: type[StoreError] = StoreError,
+    ) -> None:
+        self._operation, self._path, self._facts = operation, path, (name, unknown, kind_of_error)
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            name, unknown, kind_of_error = self._facts
+            raise store_error(
+                error, self._operation, self._path, name=name, unknown=unknown, kind_of_error=kind_of_error
+            ) from error
 
 
 @contextmanager
