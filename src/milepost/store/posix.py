@@ -328,7 +328,7 @@ class failures_of:  # noqa: N801 - read where it is used; a generator would take
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, StoreError):
             name, unknown, kind_of_error = self._facts
             raise store_error(
                 error, self._operation, self._path, name=name, unknown=unknown, kind_of_error=kind_of_error
