@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from milepost.engine.arena import Arena, aligned
 from milepost.records import LeafSpec, Node
+from milepost.state.late import Arrived, nothing_late, start_copies
 from milepost.state.tree import Flat, flatten, no_collection
 
 LAST = "rng"
@@ -36,6 +37,8 @@ class Staged:
     """Hold the whole state as it was at one safe point, independent of whatever training does next (B9)."""
 
     components: tuple[StagedComponent, ...]
+    arrived: Arrived = nothing_late
+    """Waits for what a device still copies. Whoever reads bytes calls it first: until then an earlier save's may lie there."""
 
     @property
     def size_bytes(self) -> int:
@@ -58,7 +61,11 @@ def capture(state: Mapping[str, object], arena: Arena, *, allow_pickle: bool = F
     with no_collection():
         flat = {name: flatten(state[name], name, allow_pickle=allow_pickle) for name in in_order(state)}
         arena.reserve(_room(flat))
-        return Staged(tuple(_stage(name, found, arena) for name, found in flat.items()))
+        leaves = [leaf for found in flat.values() for leaf in found.leaves]
+        pieces = [arena.take(leaf.size_bytes) for leaf in leaves]
+        arrived = start_copies(zip(leaves, pieces, strict=True))
+        in_turn = iter(pieces)
+        return Staged(tuple(_stage(name, found, in_turn) for name, found in flat.items()), arrived)
 
 
 def _room(flat: Mapping[str, Flat]) -> int:
@@ -69,10 +76,5 @@ def _room(flat: Mapping[str, Flat]) -> int:
     return position
 
 
-def _stage(name: str, flat: Flat, arena: Arena) -> StagedComponent:
-    staged: list[StagedLeaf] = []
-    for leaf in flat.leaves:
-        data = arena.take(leaf.size_bytes)
-        leaf.copy_into(data)
-        staged.append(StagedLeaf(leaf.path, leaf.spec, data))
-    return StagedComponent(name, flat.node, tuple(staged))
+def _stage(name: str, flat: Flat, pieces: Iterator[memoryview]) -> StagedComponent:
+    return StagedComponent(name, flat.node, tuple(StagedLeaf(leaf.path, leaf.spec, next(pieces)) for leaf in flat.leaves))

@@ -93,6 +93,7 @@ def new_bytes(session: Session, staged: Staged) -> int:
 
 
 def _digest(staged: Staged, *, strong: bool) -> list[NewLeaf]:
+    staged.arrived()
     # By SHA-256 where the manifest will be signed: a signature over a digest that anyone can forge would say nothing.
     return [
         NewLeaf(component.name, leaf.path, leaf.spec, len(leaf.data), digest_of(leaf.data, strong=strong))
