@@ -16,8 +16,8 @@ _FIGURES = ("quantity", "of", "median", "min", "max", "MAD", "rounds", "milepost
 _Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], Iterator[str]]
 """Return lines from a head, rows, and the number of columns whose text starts at the left."""
 _GOALS = ("operation", "against", "goal", "before", "reached", "verdict")
-Before = Mapping[tuple[str, str, str], float]
-"""What an earlier run reached, by benchmark, quantity and what it is held against."""
+Before = Mapping[tuple[str, str, str, str], float]
+"""What an earlier run reached, by benchmark, quantity, whose it is and what it is held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,15 @@ def _figures(outcome: Outcome, row: Row) -> tuple[str, ...]:
 def _goal(one: Judged, before: Before) -> tuple[str, ...]:
     goal = one.goal
     verdict = f"{one.verdict} (needs {goal.needs})" if goal.needs else one.verdict
-    earlier = goal.worded(before.get((goal.benchmark, goal.quantity, goal.against)))
+    earlier = goal.worded(before.get((goal.benchmark, goal.quantity, goal.of, goal.against)))
     return (f"{goal.operation} [{goal.benchmark}]", goal.against, goal.words, earlier, one.words, verdict)
 
 
 def reached_by(earlier: Path) -> Before:
     """Return what an earlier run reached, from the JSON that it wrote or what was kept of it; nothing if there is no file."""
     goals = json.loads(earlier.read_text(encoding="utf-8"))["goals"] if earlier.exists() else ()
-    return {(one["benchmark"], one["quantity"], one["against"]): one["reached"] for one in goals if one["reached"] is not None}
+    keyed = {tuple(one[part] for part in ("benchmark", "quantity", "of", "against")): one["reached"] for one in goals}
+    return {key: reached for key, reached in keyed.items() if reached is not None}  # type: ignore[misc]
 
 
 def amount(value: float, unit: str) -> str:

@@ -55,7 +55,7 @@ def test_what_an_earlier_run_reached_stands_beside_what_is_reached_now(
 
 
 def test_the_figures_from_before_are_of_goals_that_are_still_there() -> None:
-    known = {(goal.benchmark, goal.quantity, goal.against) for goal in GOALS}
+    known = {(goal.benchmark, goal.quantity, goal.of, goal.against) for goal in GOALS}
     assert len(reached_by(BEFORE)) >= 15
     assert reached_by(BEFORE).keys() <= known
 
