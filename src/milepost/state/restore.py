@@ -124,6 +124,8 @@ class _Restorer(Inflater):
         """Fill a live log that the saved one fits; else build one anew."""
         stored = read_log(node, self.leaves)
         check_log(stored, self.leaves)
+        if any(mark.log is getattr(live, "log", None) for mark in self.marks):
+            self.source.settle()  # two saved logs, one live one: the later must not race with the earlier
         if isinstance(stored, StoredRows) and type(live) is Rows and not row_differences(live, stored, path):
             self.marks.append(live.begin_load(stored.count, node))
             fill_rows(live, stored, self.leaves, self.source)
@@ -170,7 +172,9 @@ class _Inside(Inflater):
 
     def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:
         if self._own_logs is None:
-            self._own_logs = dict(_logs_in(self._live.state_dict(), "", 0))
+            found = list(_logs_in(self._live.state_dict(), "", 0))
+            paths = Counter(at for at, _ in found)
+            self._own_logs = {at: log for at, log in found if paths[at] == 1}
         live = self._own_logs.get(path)
         return super().log(stored, node, path) if live is None else self._restorer.put_log(live, node, path)
 
