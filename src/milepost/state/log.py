@@ -54,7 +54,18 @@ class Known:
 class Log:
     """Keep the notes of one log. For the training thread only, but for `LogMark.settle`."""
 
-    __slots__ = ("_changes", "_doubt", "_era", "_known", "_settled", "_staged", "_tick", "gap_bytes", "piece_bytes", "pieces_checked")
+    __slots__ = (
+        "_changes",
+        "_doubt",
+        "_era",
+        "_known",
+        "_settled",
+        "_staged",
+        "_tick",
+        "gap_bytes",
+        "piece_bytes",
+        "pieces_checked",
+    )
 
     def __init__(self) -> None:
         self.piece_bytes = PIECE_BYTES
@@ -72,11 +83,15 @@ class Log:
     @property
     def known(self) -> Known | None:
         """Return what the last commit or load says, or None where nothing is to be relied on."""
+        self.adopt()
+        return self._known
+
+    def adopt(self) -> None:
+        """Take over what another thread has noted."""
         settled = self._settled  # once: another thread may replace it
         if settled is not None and settled.era == self._era and (self._known is None or settled.tick > self._known.tick):
             self._known = settled
             self._changes = [(tick, ranges) for tick, ranges in self._changes if tick > settled.tick]
-        return self._known
 
     def touch(self, start: int, stop: int) -> None:
         """Note that rows were changed. Those that no save has seen yet are new anyway."""
@@ -121,7 +136,8 @@ class Log:
 
     def settle(self, known: Known) -> None:
         """Note a commit. Called from any thread: one assignment, looked at by the next `known`."""
-        self._settled = known
+        if known.era == self._era:
+            self._settled = known
 
 
 @dataclass(frozen=True, slots=True)
