@@ -124,6 +124,7 @@ def test_what_was_loaded_is_not_written_again_and_a_load_forgets_what_was_touche
     rows.touch(1, 2)
     write(rows, 9, salt=1)
     saves.save(rows)
+    rows.touch(2, 12)
     restore(rows, first.tree, first.records, first, "replay")
     assert rows.count == 6
     saves.base, staged = first, saves.staged_bytes

@@ -136,8 +136,7 @@ class Log:
 
     def settle(self, known: Known) -> None:
         """Note a commit. Called from any thread: one assignment, looked at by the next `known`."""
-        if known.era == self._era:
-            self._settled = known
+        self._settled = known
 
 
 @dataclass(frozen=True, slots=True)
