@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.encode import blob
-from milepost.encode.blob import Item, layout, write_blob
+from milepost.encode.blob import Item, layout, order, write_blob
 from milepost.encode.digest import xxh3
 from milepost.errors import InternalError
 from milepost.state.tree import flatten
@@ -71,7 +71,8 @@ def test_any_blob_opens_with_the_public_library(parts: list[Any], metadata: dict
     assert result.digest == xxh3(data)
     assert list(result.leaf_digests) == [xxh3(view) for view in views]
     assert [data[start:stop] for start, stop in plan.offsets] == views
-    assert len(plan.header) % 64 == 0
+    assert len(plan.header) % 4096 == 0
+    assert plan.order == order(items)
     tensors = safetensors.deserialize(data)
     assert len(tensors) == len(items)
     assert sorted(bytes(info["data"]) for _, info in tensors) == sorted(views)

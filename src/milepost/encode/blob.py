@@ -16,9 +16,10 @@ from typing import Protocol
 from milepost.encode.digest import Buffer, Digest, digest_of
 from milepost.errors import InternalError
 
+PAGE_BYTES = 4096
+"""What the data of a blob is aligned to, and the least that its header takes."""
 _PIECE_BYTES = 8 << 20
 _SMALL_BYTES = 1 << 20
-_ALIGNED_BYTES = 64
 _ODD = re.compile("[%\x00-\x1f\x7f\ud800-\udfff]")
 _SAFETENSORS_DTYPES = {
     "bool": "BOOL",
@@ -54,7 +55,7 @@ class BlobLayout:
     """Say where each byte of a blob goes, before one is written."""
 
     header: bytes
-    """Everything before the first leaf: length, JSON and padding; a multiple of 64."""
+    """Everything before the first leaf: length, JSON and padding; a multiple of 4096."""
     offsets: tuple[tuple[int, int], ...]
     """Bytes ``[start, stop)`` of the *file*, in the order of the items."""
     order: tuple[int, ...]
@@ -85,15 +86,23 @@ def layout(items: Sequence[Item], metadata: Mapping[str, str]) -> BlobLayout:
 
     Names that safetensors would refuse or confuse (empty, repeated, ``__metadata__``, control characters) are escaped.
     """
-    order = tuple(sorted(range(len(items)), key=lambda index: (-_alignment(items[index]), index)))
+    placed = order(items)
     spans = [(0, 0)] * len(items)
     stop = 0
-    for index in order:
+    for index in placed:
         start, stop = stop, stop + items[index].size_bytes
         spans[index] = (start, stop)
     header = _header(items, _tensor_names(items), spans, metadata)
     base = len(header)
-    return BlobLayout(header, tuple((base + start, base + stop) for start, stop in spans), order, base + stop)
+    return BlobLayout(header, tuple((base + start, base + stop) for start, stop in spans), placed, base + stop)
+
+
+def order(items: Sequence[Item]) -> tuple[int, ...]:
+    """Return the items' indices in the order of their bytes in the file: larger alignments first, else as given.
+
+    Whoever lays the leaves out in memory in this order, without holes, has them written without a copy.
+    """
+    return tuple(sorted(range(len(items)), key=lambda index: (-_alignment(items[index]), index)))
 
 
 def write_blob(
@@ -169,8 +178,9 @@ def _header(items: Sequence[Item], names: Sequence[str], spans: Sequence[tuple[i
         dtype, shape = _stored_as(item)
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    # Trailing spaces are part of the format; with them the data starts aligned, so that a reader may map it.
-    text += b" " * (-(8 + len(text)) % _ALIGNED_BYTES)
+    # Trailing spaces are part of the format. With them the data starts on a page: a reader may map it, and a writer hands
+    # page-aligned memory to the disk as it is.
+    text += b" " * (-(8 + len(text)) % PAGE_BYTES)
     return len(text).to_bytes(8, "little") + text
 
 
