@@ -113,14 +113,14 @@ def test_leaves_side_by_side_in_memory_are_written_from_there_in_pieces_that_beg
     write_blob(Watching(), plan, views, ["known"] * len(views))
     (first, *rest) = seen
     assert (first[2], len(plan.header) % 4096) == (len(plan.header), 0)
-    assert [(at % 4096, address) for at, address, _ in rest] == [(0, n * 8 * MIB) for n in range(len(rest))]
-    assert len(rest) == 4
+    assert [(at % 4096, address) for at, address, _ in rest] == [(0, n * blob._PIECE_BYTES) for n in range(len(rest))]
+    assert len(rest) == 2
 
 
 def test_the_digest_of_the_next_piece_is_made_while_this_one_is_written_and_the_queue_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    items, views = leaves_of(100 * MIB)
+    items, views = leaves_of(200 * MIB)
     gate, digested = threading.Event(), 0
     update = Digest.update
 
