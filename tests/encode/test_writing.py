@@ -43,7 +43,7 @@ def unpacked(data: bytes) -> bytes:
 @pytest.mark.parametrize("packer", [None, Compressor(), Compressor(threads=3)])
 @pytest.mark.parametrize("strong", [False, True])
 def test_what_is_written_is_the_same_safetensors_file_packed_or_not(packer: Compressor | None, strong: bool) -> None:
-    items, views = leaves_of(100, 0, 5 * MIB, 17, 9 * MIB + 3, 300_000)
+    items, views = leaves_of(100, 0, 5 * MIB, 17, 33 * MIB + 3, 300_000)
     plan, sink = layout(items, {"run": "r"}), Sink()
     result = write_blob(sink, plan, views, strong=strong, compress=packer)
     raw = unpacked(sink.data) if packer else sink.data
