@@ -124,7 +124,7 @@ def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_e
     trainer.engine.close()
     live = read(local(root)).live
     (shared,) = set.intersection(*({blob.name for blob in summary.blobs} for summary in live.values()))
-    flip(root / shared, 3000, 1)
+    flip(root / shared, 4096 + 3000, 1)
     late = Trainer(root)
     with pytest.raises(CorruptError) as caught:
         late.engine.resume()

@@ -467,5 +467,5 @@ def test_a_manifest_is_plain_json_that_any_tool_reads(tmp_path: Path) -> None:
     with Training(tmp_path) as training:
         training.save(1)
     record = msgspec.json.decode((tmp_path / "generations/000001.json").read_bytes())
-    assert (record["number"], record["step"], record["format_version"]) == (1, 1, 1)
+    assert (record["number"], record["step"], record["format_version"]) == (1, 1, 2)
     assert record["digest"].startswith("sha256:")

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from milepost.errors import CorruptError, NotFoundError, UsageError
+from milepost.lifecycle.blobs import Blobs
 from milepost.lifecycle.retain import rank
 from milepost.lifecycle.sealed import GONE
-from milepost.lifecycle.verify import Blobs, Problem, check_generation, no_such_generation
+from milepost.lifecycle.verify import Problem, check_generation, no_such_generation
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import View

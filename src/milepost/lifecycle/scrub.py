@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
-from milepost.lifecycle.verify import PIECE_BYTES, Blobs, Problem, blobs_of
+from milepost.lifecycle.blobs import PIECE_BYTES, Blobs
+from milepost.lifecycle.verify import Problem, blobs_of
 from milepost.publish import layout
 from milepost.publish.manifest import encode, load_record
 from milepost.publish.signed import refuse_unsigned
