@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from milepost.clock import FakeClock
+from milepost.encode.blob import Item, layout, write_blob
 from milepost.errors import StoreError
 from milepost.store import syscalls
 from milepost.store.base import Store
@@ -52,13 +53,18 @@ class Told(Posix):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.written: list[tuple[int | None, int]] = []
+        self.written: list[tuple[int, int]] = []
 
     def perform(self, name, function, /, *args, **kwargs):  # type: ignore[no-untyped-def]
         self.calls.append(name)
         if name == "write":
             self.written.append((syscalls.address_of(args[1]), len(args[1])))
         return function(*args, **kwargs)
+
+    def own(self, data: memoryview) -> list[tuple[int, int]]:
+        """Return (offset, size) of what was written from this memory."""
+        begins = syscalls.address_of(data)
+        return [(address - begins, size) for address, size in self.written if 0 <= address - begins < len(data)]
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -162,13 +168,9 @@ def test_a_small_blob_makes_no_more_calls_than_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [CALL_BYTES + PAGE, CALL_BYTES + 123])
 def test_page_aligned_memory_goes_from_where_it_is_to_the_disk(tmp_path: Path, cut: int) -> None:
     posix = Told()
-    header, data = bytes(PAGE), aligned(3 * CALL_BYTES + 5)
+    header, data = bytes(PAGE), aligned(3 * CALL_BYTES + 5).toreadonly()
     write(local(tmp_path, posix), [header, data[:cut], data[cut:]], PAGE + len(data))
-    begins = syscalls.address_of(data)
-    assert begins is not None
-    own = [
-        (address - begins, size) for address, size in posix.written if address is not None and 0 <= address - begins < len(data)
-    ]
+    own = posix.own(data)
     whole = len(data) - len(data) % PAGE
     askew = PAGE if cut % PAGE else 0
     assert sum(size for _, size in own) == whole - askew, "all but the tail, and nothing twice"
@@ -178,13 +180,25 @@ def test_page_aligned_memory_goes_from_where_it_is_to_the_disk(tmp_path: Path, c
     assert posix.calls.count("set_direct") == 2, "on, and off for the tail"
 
 
+def test_leaves_that_lie_in_a_page_aligned_arena_are_written_from_there(tmp_path: Path) -> None:
+    posix, sizes = Told(), [3 * MIB + 4, 700, 9 * MIB, 12, 2 * MIB]
+    arena = aligned(sum(sizes))
+    views = [arena[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    placed = layout([Item(str(number), "float32", (size // 4,), size) for number, size in enumerate(sizes)], {})
+    with local(tmp_path, posix).open_blob(NAME, size_bytes=placed.size_bytes) as sink:
+        write_blob(sink, placed, views)
+        sink.commit()
+    assert sum(size for _, size in posix.own(arena)) == len(arena) - len(arena) % PAGE
+    assert (tmp_path / NAME).read_bytes() == placed.header + bytes(arena)
+
+
 def test_what_lies_askew_in_memory_takes_a_detour_through_one_buffer(tmp_path: Path) -> None:
     posix = Told()
     data = aligned(2 * BUFFER_BYTES + 17, offset=64)
     write(local(tmp_path, posix), [data])
     addresses = {address for address, size in posix.written if size == BUFFER_BYTES}
     assert len(addresses) == 1
-    assert next(iter(addresses)) % PAGE == 0  # type: ignore[operator]
+    assert next(iter(addresses)) % PAGE == 0
     assert (tmp_path / NAME).read_bytes() == bytes(data)
 
 

@@ -149,10 +149,7 @@ class BlobBytes:
 
     def _falls_on_the_grid(self, piece: memoryview) -> bool:
         """Say whether the piece has a byte whose address and whose place in the file are both on the grid."""
-        if self._grid == 1:
-            return True
-        address = address_of(piece)
-        return address is not None and (address - self._written_bytes - self._filled) % self._grid == 0
+        return self._grid == 1 or (address_of(piece) - self._written_bytes - self._filled) % self._grid == 0
 
     def _gather(self, piece: memoryview) -> None:
         while piece:

@@ -85,11 +85,32 @@ def cached_bytes(descriptor: int) -> int:
     return (len(pages) - pages.raw.count(b"\0")) * page
 
 
-def address_of(view: memoryview) -> int | None:
-    """Return where a view's bytes lie; None where that is not told, as of what may not be written to."""
-    if view.readonly or not view.nbytes:
-        return None
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+class _Buffer(ctypes.Structure):
+    """Be CPython's ``Py_buffer``."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def address_of(view: memoryview) -> int:
+    """Return where in memory the bytes of a contiguous view begin."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    try:
+        return buffer.buf or 0
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
 
 
 def _libc() -> Any:
