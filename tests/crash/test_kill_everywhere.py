@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a directory in memory where there is one: thousands of runs are written, and nothing here depends on the medium."""
     without_git(monkeypatch)
-    monkeypatch.setattr(relief, "BALLAST_BYTES", 8192)
+    monkeypatch.setattr(relief, "BALLAST_BYTES", 16384)
     with scratch() as made:
         yield made
 

@@ -17,9 +17,9 @@ import numpy as np
 from milepost import Items, Rows
 from milepost.state import rows as rows_module
 
-CAPACITY = 24
+CAPACITY = 16
 PIECE_ROWS = 3
-EPISODES = 6
+EPISODES = 4
 _ROW_BYTES = 5 + 8
 
 
