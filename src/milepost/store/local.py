@@ -16,6 +16,7 @@ from typing import TypeVar
 from milepost.clock import Clock
 from milepost.errors import NotFoundError, StoreError
 from milepost.store.base import (
+    BlobReader,
     BlobWriter,
     Buffer,
     Capabilities,
@@ -91,8 +92,8 @@ class LocalStore(Store):
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         return self._read_from(name, lambda descriptor: read_all(self._posix, descriptor, as_bytes(into), start))
 
-    def open_reader(self, name: str) -> FileReader:
-        return FileReader(self._posix, name, self._path(name), self.url)
+    def open_reader(self, name: str) -> BlobReader:
+        return self._file(name)
 
     def drop_cached(self, name: str) -> None:
         with suppress(NotFoundError, StoreError):  # a disk that fails says so at the read that follows
@@ -345,8 +346,11 @@ class LocalStore(Store):
             directory = os.path.dirname(directory)
 
     def _read_from(self, name: str, read: Callable[[int], T]) -> T:
-        with self.open_reader(name) as file:
+        with self._file(name) as file:
             return file.ask(read)
+
+    def _file(self, name: str) -> FileReader:
+        return FileReader(self._posix, name, self._path(name), self.url)
 
     @contextmanager
     def _compare_and_set(self, name: str) -> Iterator[None]:
