@@ -148,6 +148,7 @@ def test_the_same_leaves_make_the_same_bytes() -> None:
 def test_pieces_are_large_but_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(blob, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(blob, "_GATHER_BYTES", 1000)
     views = [bytes([index % 256]) * 10 for index in range(500)] + [b"L" * 12_345]
     items = [Item(str(index), "uint8", (len(view),), len(view)) for index, view in enumerate(views)]
     sink = Sink()
