@@ -13,8 +13,7 @@ from milepost.engine import oneshot
 from milepost.errors import ConflictError, CorruptError, MilepostError, NotFoundError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.view import read
-from milepost.store.base import Store
-from milepost.store.base import BlobReader
+from milepost.store.base import BlobReader, Store
 from milepost.store.local import LocalStore
 from tests.engine.training import Training, bits, local, snapshot, state_at, without_git
 

@@ -15,6 +15,7 @@ from milepost.records import ComponentRecord, Difference, Manifest
 from milepost.state.compare import compare
 from milepost.state.inflate import check_tree, inflate
 from milepost.state.restore import restore
+from milepost.state.tree import no_collection
 from milepost.store.base import Store
 
 HELD_BYTES = 32 << 20
@@ -71,7 +72,7 @@ def load_into(
     its first assignment.
     """
     done: list[str] = []
-    with Reads(store, manifest) as reads:
+    with no_collection(), Reads(store, manifest) as reads:
         held = _hold(reads, manifest, state)
         for name in also:
             record = manifest.component(name)

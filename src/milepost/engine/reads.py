@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from milepost.encode.digest import Digest, matches
+from milepost.encode.frames import Extent, ReadInto
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.records import LeafRecord, Manifest
 from milepost.store.base import BlobReader, Store
@@ -224,7 +225,7 @@ class _Hand:
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
-        self._open: dict[str, BlobReader] = {}
+        self._open: dict[int, tuple[BlobReader, ReadInto]] = {}
         self._buffer = memoryview(b"")
 
     def read(self, job: list[Leaf]) -> list[Leaf]:
@@ -234,41 +235,38 @@ class _Hand:
         start, stop = job[0].record.start, max(leaf.record.stop for leaf in job)
         there = self._room(stop - start)
         try:
-            there = there[: self._read_into(job[0].record.blob, start, there)]
-        except NotFoundError:
+            there = there[: self._file(job[0].record.blob)(start, there)]
+        except (NotFoundError, CorruptError):
             return job
         return [leaf for leaf in job if not _take(leaf, there[leaf.record.start - start : leaf.record.stop - start])]
 
     def read_one(self, leaf: Leaf) -> bool:
         """Read a leaf piece by piece; return whether it is as it was saved."""
-        record, digest = leaf.record, Digest.like(leaf.record.digest)
+        record, into, digest = leaf.record, leaf.into, Digest.like(leaf.record.digest)
         try:
+            read = self._file(record.blob)
             for start, stop in self._reads.pieces(record):
-                piece = self._room(stop - start) if leaf.into is None else leaf.into[start - record.start : stop - record.start]
-                if self._reads.stopped or self._read_into(record.blob, start, piece) < len(piece):
+                piece = self._room(stop - start) if into is None else into[start - record.start : stop - record.start]
+                if self._reads.stopped or read(start, piece) < len(piece):
                     return False
                 digest.update(piece)
-        except NotFoundError:
+        except (NotFoundError, CorruptError):
             return False
         return digest.hex() == record.digest
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and forget what was read of them."""
         while self._open:
-            self._open.popitem()[1].close()
+            self._open.popitem()[1][0].close()
 
-    def _read_into(self, blob: int, start: int, into: memoryview) -> int:
-        record = self._reads.manifest.blobs[blob]
-        file = self._file(record.name)
-        return file.read_into(start, into)
-
-    def _file(self, name: str) -> BlobReader:
-        file = self._open.get(name)
-        if file is None:
+    def _file(self, blob: int) -> ReadInto:
+        if blob not in self._open:
             if len(self._open) == _OPEN_FILES:
-                self._open.pop(next(iter(self._open))).close()
-            file = self._open[name] = self._reads.store.open_reader(name)
-        return file
+                self._open.pop(next(iter(self._open)))[0].close()
+            record = self._reads.manifest.blobs[blob]
+            file = self._reads.store.open_reader(record.name)
+            self._open[blob] = file, Extent(file.read_into, record.frames).read if record.frames else file.read_into
+        return self._open[blob][1]
 
     def _room(self, size_bytes: int) -> memoryview:
         if len(self._buffer) < size_bytes:
