@@ -97,7 +97,8 @@ class Reads:
             doubtful, self._doubtful = self._doubtful, []
         if failure is not None:
             raise failure
-        self._read_again(doubtful)
+        if doubtful:
+            self._read_again(doubtful)
 
     def close(self) -> None:
         """Drop what nobody has begun to read, and wait for the rest: after that nothing more is written to live memory."""
