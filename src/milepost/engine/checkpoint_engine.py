@@ -183,7 +183,10 @@ class CheckpointEngine:
         self._saving.exactness_now()
 
     def peek(self, which: Which = "latest") -> Summary | None:
-        """Return the generation that `resume` would take, or None, without loading it. Counters are in it."""
+        """Return the generation that `resume` would take, or None, without loading it. Counters are in it.
+
+        Its bytes are verified when they are loaded: if they turn out to be damaged, `resume` takes another, and says so.
+        """
         return self._resuming().peek(which)
 
     def resume(self, which: Which = "latest", *, parts: Iterable[str] | None = None) -> Restored | None:
@@ -229,7 +232,7 @@ class CheckpointEngine:
         return adopted
 
     def _resuming(self) -> Resuming:
-        """Return what a resume works with, as the root is now; what `peek` has verified is not verified again."""
+        """Return what a resume works with, as the root is now; what `peek` has chosen is not chosen again."""
         session = self.claim()
         self._saving.settle()
         head = session.chain.head.number if session.chain.head else 0
