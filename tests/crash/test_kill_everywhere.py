@@ -129,7 +129,7 @@ def full_disk(scene: Scene, posix: Posix) -> None:
     with Training(local(scene.root, posix), keep=Keep(last=3)) as training:
         training.engine.resume()
         save_and_note(scene, training, 4)
-        posix.capacity_bytes = used_bytes(scene.root) + 1000
+        posix.capacity_bytes = used_bytes(scene.root) + 4000
         save_and_note(scene, training, 5)
     # 5 was the trim: generation 4 again, without 2.
     assert sorted(path.stem for path in (scene.root / "generations").iterdir()) == ["000003", "000005", "000006"]

@@ -7,28 +7,16 @@ covered by later ones, and pieces are merged. Rows are changed again after they 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from milepost import Items, Rows
-from milepost.state import rows as rows_module
 
 CAPACITY = 16
 PIECE_ROWS = 3
 EPISODES = 4
 _ROW_BYTES = 5 + 8
-
-
-@contextmanager
-def small_pieces() -> Iterator[None]:
-    """Save two ranges that do not touch as two, however little lies between them."""
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(rows_module, "GAP_BYTES", 1))
-        yield
 
 
 def rows_ever(step: int) -> int:
@@ -45,7 +33,7 @@ def row_at(number: int, step: int) -> tuple[Any, float]:
 def ring_at(step: int) -> Rows:
     """Return the ring as it is after ``step`` steps."""
     rows = Rows({"obs": np.zeros((CAPACITY, 5), np.uint8), "reward": np.zeros(CAPACITY)})
-    rows.log.piece_bytes = PIECE_ROWS * _ROW_BYTES
+    rows.log.piece_bytes, rows.log.gap_bytes = PIECE_ROWS * _ROW_BYTES, 1
     move_ring(rows, step)
     return rows
 

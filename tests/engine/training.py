@@ -21,7 +21,7 @@ from milepost.records import Summary
 from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
-from tests.engine.logs import move_queue, move_ring, queue_at, ring_at, small_pieces, window_of
+from tests.engine.logs import move_queue, move_ring, queue_at, ring_at, window_of
 
 
 class _Logs:
@@ -35,8 +35,7 @@ def with_logs() -> Iterator[None]:
     """Let every state have logs in it, cut into many small pieces, some of them changed and merged."""
     before, _Logs.there = _Logs.there, True
     try:
-        with small_pieces():
-            yield
+        yield
     finally:
         _Logs.there = before
 
