@@ -54,7 +54,18 @@ class Known:
 class Log:
     """Keep the notes of one log. For the training thread only, but for `LogMark.settle`."""
 
-    __slots__ = ("_changes", "_doubt", "_era", "_known", "_settled", "_staged", "_tick", "gap_bytes", "piece_bytes", "pieces_checked")
+    __slots__ = (
+        "_changes",
+        "_doubt",
+        "_era",
+        "_known",
+        "_settled",
+        "_staged",
+        "_tick",
+        "gap_bytes",
+        "piece_bytes",
+        "pieces_checked",
+    )
 
     def __init__(self) -> None:
         self.piece_bytes = PIECE_BYTES
