@@ -208,8 +208,8 @@ def test_the_arena_is_reused_and_does_not_grow_in_a_steady_state(tmp_path: Path)
             state["policy"]["head"][:] = step
             engine.save(step)
             engine.wait()
-            sizes.add(engine._arena.size_bytes)
-            addresses.add(np.frombuffer(engine._arena._view, np.uint8).__array_interface__["data"][0])
+            sizes.add(engine._saving._arena.size_bytes)
+            addresses.add(np.frombuffer(engine._saving._arena._view, np.uint8).__array_interface__["data"][0])
     assert len(addresses) == len(sizes) == 1
     assert min(sizes) < 1.3 * 161_000
 
