@@ -6,6 +6,7 @@ would bend (floats, integers beyond 64 bits) are stored as text, see `Metric` an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -68,6 +69,19 @@ class LeafRecord:
     def size_bytes(self) -> int:
         """Return how many bytes the leaf has."""
         return self.stop - self.start
+
+
+_ROWS = re.compile(r"\[\d+:\d+\]\Z", re.ASCII)
+
+
+def is_piece(path: str) -> bool:
+    """Return whether a leaf is a piece of a log: its path ends in the rows that it holds."""
+    return _ROWS.search(path) is not None
+
+
+def log_of(path: str) -> str:
+    """Return the path of the log that a leaf is a piece of; of any other leaf its own."""
+    return _ROWS.sub("", path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import tracemalloc
 from collections import Counter
@@ -380,6 +381,59 @@ def test_an_interrupt_waits_for_the_reads_under_way_and_leaves_no_thread(tmp_pat
         assert caught.value.kind in ("half-loaded", "not-resumed")
         assert engine.resume() is not None
         engine.save(2)
+    assert bits(state["policy"]) == bits(state_of(1)["policy"])
+
+
+@pytest.mark.parametrize("at", range(110))
+def test_one_ctrl_c_before_any_line_leaves_no_thread_and_nothing_is_written_later(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "SMALL_BYTES", 10)
+    monkeypatch.setattr(reads, "_WORTH_A_THREAD_BYTES", 100)
+    store, seen = MemoryStore(), 0
+    manifest, records = generation(store, [(0, 100 * i, 100) for i in range(6)], [600, 0, 0])
+    into = [bytearray(100) for _ in records]
+
+    def strike(frame: Any, event: str, _: object) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename != reads.__file__:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == at + 1:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return strike
+
+    before = sys.gettrace()
+    try:
+        with Reads(store, manifest, threads=2) as queue:
+            sys.settrace(strike)
+            for record, memory in zip(records, into, strict=True):
+                queue.ask("policy", record, memoryview(memory))
+            queue.settle()
+            queue.__exit__()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    assert not readers(), at
+    for memory in into:
+        assert bytes(memory) in (bytes(100), *(store.read(f"blobs/{0}", r.start, r.stop) for r in records))
+
+
+@in_place
+def test_where_no_thread_can_be_started_the_caller_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    store, state = Noted(local(tmp_path)), state_of(0)
+    with start(store, state) as engine:
+        assert engine.resume() is not None
+    assert store.threads == {threading.current_thread().name}
     assert bits(state["policy"]) == bits(state_of(1)["policy"])
 
 

@@ -17,7 +17,7 @@ from milepost.encode.digest import Buffer
 from milepost.encode.frames import MOST_RAW_BYTES, most_stored
 from milepost.encode.runs import Pool, runs
 from milepost.errors import InternalError
-from milepost.records import LeafSpec
+from milepost.records import LeafSpec, log_of
 
 if TYPE_CHECKING:
     import zstandard
@@ -27,31 +27,36 @@ if TYPE_CHECKING:
 RATIO = 1.25
 """How much a sample must shrink. A disk here takes 1 to 2 GB/s, and zstd packs what hardly shrinks at about 1: below a fifth less
 to write the time spent is not won back, neither now nor at each resume."""
+FLOAT_RATIO = 2.0
+"""The same for floats. Weights of bfloat16 shrink by a quarter, and are left alone: that is the slowest to pack, and new at each
+save. Zeros, masks and pictures kept as floats shrink far more."""
 LEAST_LEAF_BYTES = 4096
 LEAST_BLOB_BYTES = 1 << 20
 """What shrinks goes to a file of its own, and to make a file durable takes as long as to write about this much."""
+FRAME_BYTES = MOST_RAW_BYTES
+"""How much is packed at once."""
 LOOK_AGAIN = 16
 """For how many saves a decision stands."""
 _SAMPLE_BYTES = 16 << 10
 _PLACES = 4
 _NICE = 10
 _FLOATS = re.compile(r"[<>=|]?(b?float|complex|c?longdouble|[fc]\d)")
-_ROWS = re.compile(r"\[\d+:\d+\]$")
 
 Cut: TypeAlias = Callable[[bytes, Iterator[memoryview]], Iterator[memoryview]]
 """Turn a header and the leaves after it into the pieces to store."""
 
 
 def worth(spec: LeafSpec, data: Buffer) -> bool:
-    """Return whether ``data`` is likely to shrink by `RATIO`, from a few samples of it.
+    """Return whether ``data`` is likely to shrink by `RATIO`, floats by `FLOAT_RATIO`, from a few samples of it.
 
     Floats are looked at in one place: either they are noise everywhere, or (zeros, one value, a mask) nearly everywhere not.
     """
     view = memoryview(data)
     if view.nbytes < LEAST_LEAF_BYTES:
         return False
-    sample = _sample(view if view.format == "B" and view.ndim == 1 else view.cast("B"), 1 if _is_float(spec) else _PLACES)
-    return len(_local.packer(1).compress(sample)) * RATIO <= len(sample)
+    places, ratio = (1, FLOAT_RATIO) if _is_float(spec) else (_PLACES, RATIO)
+    sample = _sample(view if view.format == "B" and view.ndim == 1 else view.cast("B"), places)
+    return len(_local.packer(1).compress(sample)) * ratio <= len(sample)
 
 
 def _is_float(spec: LeafSpec) -> bool:
@@ -85,7 +90,7 @@ class Decisions:
         """Return whether the leaf is to be compressed. What would have to be read first is judged by what it is."""
         if leaf.size_bytes < LEAST_LEAF_BYTES:
             return False
-        key = (leaf.component, _ROWS.sub("", leaf.path), leaf.spec.dtype)
+        key = (leaf.component, log_of(leaf.path), leaf.spec.dtype)
         known = self._known.get(key)
         # Moments begin as zeros and are noise one step later: a float that shrank is looked at again each time.
         if known is not None and not (known and _is_float(leaf.spec)):
@@ -147,17 +152,17 @@ class Compressor:
 
 def _frames(header: bytes, leaves: Iterator[memoryview], pool: Pool) -> Iterator[memoryview]:
     """Yield the raw bytes of each frame. A large leaf begins one of its own: it is unpacked in place, and damaged alone."""
-    for start in range(0, len(header), MOST_RAW_BYTES):
-        yield memoryview(header)[start : start + MOST_RAW_BYTES]
+    for start in range(0, len(header), FRAME_BYTES):
+        yield memoryview(header)[start : start + FRAME_BYTES]
     parts: list[memoryview] = []
     size = 0
     for leaf in leaves:
-        if size and size + len(leaf) > MOST_RAW_BYTES:
+        if size and size + len(leaf) > FRAME_BYTES:
             yield _one(parts, pool)
             parts, size = [], 0
-        whole = len(leaf) - len(leaf) % MOST_RAW_BYTES
-        for start in range(0, whole, MOST_RAW_BYTES):
-            yield leaf[start : start + MOST_RAW_BYTES]
+        whole = len(leaf) - len(leaf) % FRAME_BYTES
+        for start in range(0, whole, FRAME_BYTES):
+            yield leaf[start : start + FRAME_BYTES]
         if whole < len(leaf):
             parts.append(leaf[whole:])
             size += len(leaf) - whole
@@ -167,7 +172,7 @@ def _frames(header: bytes, leaves: Iterator[memoryview], pool: Pool) -> Iterator
 
 def _one(parts: Sequence[memoryview], pool: Pool) -> memoryview:
     """Return the parts as one view: as they lie, if they lie side by side, else gathered."""
-    joined = list(runs(parts, MOST_RAW_BYTES))
+    joined = list(runs(parts, FRAME_BYTES))
     if len(joined) == 1:
         return joined[0]
     into, done = pool.take(), 0

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 from milepost.encode.digest import Digest
-from milepost.errors import NotFoundError
+from milepost.encode.frames import Extent, ReadInto
+from milepost.errors import CorruptError, NotFoundError
 from milepost.lifecycle.sealed import GONE
 from milepost.records import BlobRecord, LeafRecord, Manifest
 from milepost.store.base import Store
 
 PIECE_BYTES = 8 << 20
 """How much is read at once: the memory that a check needs, whatever the size of the run."""
+
+
+class Contents:
+    """Read what blobs unpack to: leaves lie at offsets in that. For any thread; one of its own for each who reads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._extents: dict[str, tuple[BlobRecord, Extent]] = {}
+
+    def read_into(self, blob: BlobRecord, start: int, into: memoryview) -> int:
+        """Fill ``into`` from offset ``start`` of the raw file; return how many bytes were there.
+
+        Raises `NotFoundError` if the file does not exist, and `CorruptError` where a frame cannot be unpacked.
+        """
+        if not blob.frames:
+            return self._store.read_into(blob.name, start, into)
+        known = self._extents.get(blob.name)
+        if known is None or known[0] != blob:
+            extent = Extent(partial(self._store.read_into, blob.name), blob.frames)
+            known = self._extents[blob.name] = (blob, extent)
+        return known[1].read(start, into)
+
+    def drop_cached(self, blob: BlobRecord) -> None:
+        """Have the next read come from the medium: what is in this machine's memory looks damaged."""
+        self._store.drop_cached(blob.name)
+        self._extents.pop(blob.name, None)
 
 
 class Blobs:
@@ -29,6 +57,7 @@ class Blobs:
     ) -> None:
         """Read in pieces of ``piece_bytes``; ``from_medium`` asks for what is on the disk and not in this machine's memory."""
         self._store = store
+        self._contents = Contents(store)
         self._full = full
         self._chosen = chosen
         self._progress = progress
@@ -85,47 +114,43 @@ class Blobs:
             return start + self._store.read_into(blob.name, start, memoryview(probe)), None
         # One byte more than there should be, so that a file that grew is told from one that is whole.
         digest, size = Digest.like(blob.digest), 0
-        for piece in self._pieces(blob.name, 0, blob.size_bytes + 1):
+        for piece in self._pieces(partial(self._store.read_into, blob.name), 0, blob.size_bytes + 1):
             digest.update(piece)
             size += len(piece)
             self.count(len(piece))
         return size, digest.hex()
 
-    def _pieces(self, name: str, start: int, stop: int) -> Iterator[memoryview]:
+    def _pieces(self, read_into: ReadInto, start: int, stop: int) -> Iterator[memoryview]:
         """Read bytes ``[start, stop)``, or what there is of them, piece by piece into one buffer."""
         buffer = memoryview(bytearray(min(self._piece_bytes, stop - start)))
         while True:
             piece = buffer[: stop - start]
-            got = self._store.read_into(name, start, piece)
+            got = read_into(start, piece)
             yield piece[:got]
             start += got
             if got < len(piece) or start == stop:
                 return
 
-    def touched(self, manifest: Manifest, blob: int) -> tuple[str, ...]:
-        """Return which components have a damaged leaf in this blob."""
-        found = [
-            component.name
-            for component in manifest.components
-            if any(self._bad(manifest, leaf, blob) for leaf in component.leaves)
-        ]
-        return tuple(found)
-
-    def _bad(self, manifest: Manifest, leaf: LeafRecord, blob: int) -> bool:
-        return leaf.blob == blob and not self.is_sound(manifest, leaf)
+    def damaged(self, manifest: Manifest, blob: int) -> Iterator[tuple[str, LeafRecord]]:
+        """Yield each damaged leaf in this blob, and the component it is of."""
+        for component in manifest.components:
+            for leaf in component.leaves:
+                if leaf.blob == blob and not self.is_sound(manifest, leaf):
+                    yield component.name, leaf
 
     def is_sound(self, manifest: Manifest, leaf: LeafRecord) -> bool:
         """Return whether a leaf's bytes are those that were saved; what looks damaged is read once more."""
-        if self._fits(manifest, leaf):
+        blob = manifest.blobs[leaf.blob]
+        if self._fits(blob, leaf):
             return True
-        self._store.drop_cached(manifest.blobs[leaf.blob].name)
-        return self._fits(manifest, leaf)
+        self._contents.drop_cached(blob)
+        return self._fits(blob, leaf)
 
-    def _fits(self, manifest: Manifest, leaf: LeafRecord) -> bool:
+    def _fits(self, blob: BlobRecord, leaf: LeafRecord) -> bool:
+        digest = Digest.like(leaf.digest)
         try:
-            digest = Digest.like(leaf.digest)
-            for piece in self._pieces(manifest.blobs[leaf.blob].name, leaf.start, leaf.stop):
+            for piece in self._pieces(partial(self._contents.read_into, blob), leaf.start, leaf.stop):
                 digest.update(piece)
-        except NotFoundError:
+        except (NotFoundError, CorruptError):
             return False
         return digest.hex() == leaf.digest

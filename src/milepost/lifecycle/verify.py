@@ -13,9 +13,11 @@ from milepost.lifecycle.torn import TORN
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
-from milepost.records import BlobRecord, Manifest, Summary
+from milepost.records import BlobRecord, Manifest, Summary, is_piece
 from milepost.store.base import Store
 from milepost.text import plain
+
+_TOLD_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,22 @@ class Problem:
     generation: int | None = None
     components: tuple[str, ...] = ()
     """Which components the damage touches. Of a blob: none, where only its header or padding is hit. Else it is unknown."""
+    rows: tuple[str, ...] = ()
+    """Which rows of logs (``replay.observations[917504:983040]``) it touches, where these components are damaged."""
 
     def __str__(self) -> str:
-        where = f" ({', '.join(self.components)})" if self.components else ""
+        where = f" ({'; '.join((', '.join(self.components), *self.told_rows))})" if self.components else ""
         if not self.components and self.name.startswith(layout.BLOBS):
             where = " (no component, only the file's header)"
         return plain(f"{self.name}{where}: {self.problem}")
+
+    @property
+    def told_rows(self) -> tuple[str, ...]:
+        """Return the text that names the damaged rows to people; nothing if there are none."""
+        if not self.rows:
+            return ()
+        more = len(self.rows) - _TOLD_ROWS
+        return ("rows " + ", ".join(self.rows[:_TOLD_ROWS]) + (f" and {more} more" if more > 0 else ""),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +183,18 @@ def check_generation(manifest: Manifest, blobs: Blobs) -> tuple[Problem, ...]:
     for index, blob in enumerate(manifest.blobs):
         problem = blobs.problem(blob)
         if problem:
-            found.append(Problem(blob.name, problem, manifest.number, blobs.touched(manifest, index)))
+            found.append(problem_of(manifest, index, problem, blobs))
     return tuple(found)
+
+
+def problem_of(manifest: Manifest, index: int, problem: str, blobs: Blobs) -> Problem:
+    """Return what a damaged blob means for a generation: which of its components are hit, and of a log which rows."""
+    components, rows = dict[str, None](), list[str]()
+    for component, leaf in blobs.damaged(manifest, index):
+        components[component] = None
+        if is_piece(leaf.path):
+            rows.append(leaf.path)
+    return Problem(manifest.blobs[index].name, problem, manifest.number, tuple(components), tuple(rows))
 
 
 def _known(view: View) -> list[int]:
