@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milepost.encode import frames
 from milepost.encode.digest import digest_of
 from milepost.engine import oneshot, reader, reads
 from milepost.engine.checkpoint_engine import CheckpointEngine
@@ -253,16 +255,24 @@ def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
     return leaves, lengths
 
 
-def generation(store: Store, leaves: list[tuple[int, int, int]], lengths: list[int]) -> tuple[Any, list[LeafRecord]]:
+def generation(
+    store: Store, leaves: list[tuple[int, int, int]], lengths: list[int], frame_bytes: int = 0
+) -> tuple[Any, list[LeafRecord]]:
+    """Write blobs of random bytes, in compressed frames if they are said to be of some size; return what names their leaves."""
     data = [np.random.default_rng(index).bytes(length) for index, length in enumerate(lengths)]
-    for index, blob in enumerate(data):
-        store.replace(f"blobs/{index}", blob)
     records = [
         LeafRecord(f"leaf{i}", "numpy", "uint8", (size,), blob, start, start + size, digest_of(data[blob][start : start + size]))
         for i, (blob, start, size) in enumerate(leaves)
     ]
-    blobs = tuple(BlobRecord(f"blobs/{index}", len(blob), digest_of(blob)) for index, blob in enumerate(data))
-    return _Blobs(blobs), records
+    blobs = []
+    for index, raw in enumerate(data):
+        pieces = [raw[at : at + frame_bytes] for at in range(0, len(raw), frame_bytes)] if frame_bytes else []
+        packed = [zstandard.ZstdCompressor(level=1).compress(piece) for piece in pieces]
+        stored = b"".join(packed) if frame_bytes else raw
+        store.replace(f"blobs/{index}", stored)
+        frames = tuple((len(piece), len(frame)) for piece, frame in zip(pieces, packed, strict=True))
+        blobs.append(BlobRecord(f"blobs/{index}", len(stored), digest_of(stored), frames))
+    return _Blobs(tuple(blobs), data), records
 
 
 class _Blobs:
@@ -270,8 +280,9 @@ class _Blobs:
 
     number = 7
 
-    def __init__(self, blobs: tuple[BlobRecord, ...]) -> None:
+    def __init__(self, blobs: tuple[BlobRecord, ...], raw: list[bytes]) -> None:
         self.blobs = blobs
+        self.raw = raw
 
 
 @pytest.fixture(scope="module")
@@ -285,12 +296,12 @@ def _small_limits() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_small_limits")
-@given(layouts(), st.integers(1, 3), st.data())
+@given(layouts(), st.integers(1, 3), st.sampled_from([0, 0, 300, 2500]), st.data())
 def test_any_leaves_come_out_right_and_one_wrong_byte_is_told_with_its_leaf(
-    drawn: tuple[list[tuple[int, int, int]], list[int]], threads: int, data: st.DataObject
+    drawn: tuple[list[tuple[int, int, int]], list[int]], threads: int, frame_bytes: int, data: st.DataObject
 ) -> None:
     store = MemoryStore()
-    manifest, records = generation(store, *drawn)
+    manifest, records = generation(store, *drawn, frame_bytes)
     into = [bytearray(record.size_bytes) for record in records]
     unread = data.draw(st.sets(st.integers(0, len(records) - 1)), "only verified")
 
@@ -303,9 +314,8 @@ def test_any_leaves_come_out_right_and_one_wrong_byte_is_told_with_its_leaf(
             queue.settle()
 
     load()
-    blobs = [store.read(f"blobs/{index}") for index in range(3)]
     for index, record in enumerate(records):
-        expected = bytes(record.size_bytes) if index in unread else blobs[record.blob][record.start : record.stop]
+        expected = bytes(record.size_bytes) if index in unread else manifest.raw[record.blob][record.start : record.stop]
         assert into[index] == expected
         into[index] += b"!"  # nobody holds on to the memory
         del into[index][-1:]
@@ -313,13 +323,37 @@ def test_any_leaves_come_out_right_and_one_wrong_byte_is_told_with_its_leaf(
     if not long:
         return
     chosen = data.draw(st.sampled_from(long), "the spoilt leaf")
-    spoilt, at = chosen.blob, data.draw(st.integers(chosen.start, chosen.stop - 1), "the spoilt byte")
-    store.replace(f"blobs/{spoilt}", blobs[spoilt][:at] + bytes([blobs[spoilt][at] ^ 1]) + blobs[spoilt][at + 1 :])
-    hit = {record.path for record in records if record.blob == spoilt and record.start <= at < record.stop}
+    at = data.draw(st.integers(chosen.start, chosen.stop - 1), "the spoilt byte")
+    first, last = (at, at + 1) if not frame_bytes else (at - at % frame_bytes, at - at % frame_bytes + frame_bytes)
+    hit = {r.path for r in records if r.blob == chosen.blob and r.start < last and r.stop > first and r.size_bytes}
+    spoil(store, manifest.blobs[chosen.blob], at // frame_bytes if frame_bytes else None, at)
     with pytest.raises(CorruptError) as caught:
         load()
     assert caught.value.facts["leaf"] in hit
-    assert (caught.value.kind, caught.value.facts["blob"]) == ("damaged-leaf", f"blobs/{spoilt}")
+    assert (caught.value.kind, caught.value.facts["blob"]) == ("damaged-leaf", f"blobs/{chosen.blob}")
+
+
+def spoil(store: Store, blob: BlobRecord, frame: int | None, at: int) -> None:
+    """Turn a bit of one byte, or the first one of a frame, so that it is none any more."""
+    stored = bytearray(store.read(blob.name))
+    stored[at if frame is None else sum(size for _, size in blob.frames[:frame])] ^= 1
+    store.replace(blob.name, bytes(stored))
+
+
+@pytest.mark.usefixtures("_small_limits")
+@pytest.mark.parametrize("size", [60, 701])
+def test_no_frame_is_unpacked_more_often_than_leaves_end_in_it(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    store, unpacked = MemoryStore(), []
+    manifest, records = generation(store, [(0, 7 + size * i, size) for i in range(40)], [7 + 40 * size, 0, 0], 1500)
+    unpack = frames.unpack
+    monkeypatch.setattr(frames, "unpack", lambda *given: [unpacked.append(1), unpack(*given)])
+    into = [bytearray(size) for _ in records]
+    with Reads(store, manifest, threads=1) as queue:
+        for record, memory in zip(records, into, strict=True):
+            queue.ask("policy", record, memoryview(memory))
+        queue.settle()
+    assert b"".join(into) == manifest.raw[0][7:]
+    assert len(unpacked) <= 2 * len(manifest.blobs[0].frames)
 
 
 class Backwards:
