@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from milepost.state.opaque import Opaque
     from milepost.state.protocol import Comparable, Stateful
     from milepost.state.rng import Rng
+    from milepost.state.rows import Rows
 
 _HOMES = {
     "CheckpointEngine": "milepost.engine.checkpoint_engine",
@@ -49,6 +50,7 @@ _HOMES = {
     "NotFoundError": "milepost.errors",
     "Opaque": "milepost.state.opaque",
     "Rng": "milepost.state.rng",
+    "Rows": "milepost.state.rows",
     "SaveFailed": "milepost.errors",
     "ServiceError": "milepost.errors",
     "Stateful": "milepost.state.protocol",
@@ -78,6 +80,7 @@ __all__ = [
     "NotFoundError",
     "Opaque",
     "Rng",
+    "Rows",
     "SaveFailed",
     "ServiceError",
     "Stateful",

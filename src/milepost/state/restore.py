@@ -24,7 +24,7 @@ from milepost.state.opaque import Opaque
 from milepost.state.paths import step, type_name
 from milepost.state.protocol import Stateful
 from milepost.state.scalars import damaged
-from milepost.state.tree import MOST_LEVELS, flatten
+from milepost.state.tree import MOST_LEVELS, LiveLeaf, flatten
 
 _OVERWRITABLE = (dict, OrderedDict, list, deque, set, bytearray, Opaque)
 
@@ -150,7 +150,7 @@ class _OwnArrays(Inflater):
 
     def __init__(self, leaves: Sequence[LeafRecord], source: LeafSource, own: object, *, trust_pickle: bool) -> None:
         super().__init__(leaves, source, trust_pickle=trust_pickle)
-        flat = flatten(own, "", allow_pickle=True).leaves
+        flat = [leaf for leaf in flatten(own, "", allow_pickle=True).leaves if isinstance(leaf, LiveLeaf)]
         paths = Counter(leaf.path for leaf in flat)
         # A path that two arrays share (a key with a slash in it) names neither: it must never be filled twice.
         self._own = {leaf.path: (leaf.spec, leaf.value) for leaf in flat if paths[leaf.path] == 1}
