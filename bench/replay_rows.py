@@ -161,7 +161,9 @@ def _against_rows(rows: Sequence[Row], played: Played) -> Row:
     durable = [next(row for row in rows if (row.contender, row.quantity) == (name, "durable")) for name in SHARES]
     sizes = [share * rowbytes for share in SHARES.values()]
     figures = zip(*(row.values for row in durable), strict=False)
-    return Row("milepost", "milepost", "slope, rows", tuple(statistics.linear_regression(sizes, one).slope for one in figures), "s/GB")
+    return Row(
+        "milepost", "milepost", "slope, rows", tuple(statistics.linear_regression(sizes, one).slope for one in figures), "s/GB"
+    )
 
 
 def _notes(place: Path) -> tuple[str, ...]:

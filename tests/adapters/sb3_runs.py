@@ -46,7 +46,9 @@ class Reach(gym.Env[Any, Any]):
         return self._observed(), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        self.state[0] += np.clip(np.float32(np.ravel(action)[0]), -1, 1) - np.float32(isinstance(self.action_space, gym.spaces.Discrete))
+        self.state[0] += np.clip(np.float32(np.ravel(action)[0]), -1, 1) - np.float32(
+            isinstance(self.action_space, gym.spaces.Discrete)
+        )
         self._elapsed_steps += 1
         seen = self._observed()
         info = {"distance": float(abs(self.state[0] - self.state[1])), "step": np.int64(self._elapsed_steps)}
@@ -59,7 +61,11 @@ class Reach(gym.Env[Any, Any]):
         return -(np.abs(achieved - desired).reshape(-1) > 0.3).astype(np.float32) - np.float32(1e-3) * np.array(seen, np.float32)
 
     def _observed(self) -> dict[str, Any]:
-        return {"observation": self.state[:1].copy(), "achieved_goal": self.state[:1].copy(), "desired_goal": self.state[1:].copy()}
+        return {
+            "observation": self.state[:1].copy(),
+            "achieved_goal": self.state[:1].copy(),
+            "desired_goal": self.state[1:].copy(),
+        }
 
 
 class KillAt(BaseCallback):
@@ -355,7 +361,8 @@ def pieces(model: Any, callbacks: list[BaseCallback] = ()) -> dict[str, str]:  #
     buffer = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
     kept = {name: value for name, value in sorted(vars(buffer).items()) if isinstance(value, (np.ndarray, int, bool, dict))}
     parts["buffer"] = {
-        name: repr(value.tolist()) if isinstance(value, np.ndarray) and value.dtype.hasobject else value for name, value in kept.items()
+        name: repr(value.tolist()) if isinstance(value, np.ndarray) and value.dtype.hasobject else value
+        for name, value in kept.items()
     }
     parts["global generators"] = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
     parts["action space"] = None if model.action_space._np_random is None else model.action_space._np_random.bit_generator.state

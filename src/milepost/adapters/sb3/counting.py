@@ -165,4 +165,3 @@ def counted(buffer: ReplayBuffer) -> Counted:
 
 def _episode_starts(buffer: Any) -> Any:
     return buffer._current_ep_start.copy() if hasattr(buffer, "ep_length") else None
-

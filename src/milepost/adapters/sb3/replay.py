@@ -6,7 +6,10 @@ there were `Rows`, and buffers whose rows may change anywhere, have all attribut
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from milepost.adapters.sb3 import subject as about
 from milepost.adapters.sb3.counting import counted
@@ -15,7 +18,6 @@ from milepost.adapters.sb3.subject import Subject
 from milepost.envs.plain import Recorder, Refiller
 from milepost.records import Difference, LeafSpec
 from milepost.state.kinds import leaf_kind
-from milepost.state.rows import Rows
 
 _NOT_STATE = {"buffer_size", "n_envs", "obs_shape", "action_dim", "observation_space", "action_space", "env", "add"}
 
@@ -41,7 +43,7 @@ def capture(subject: Subject, recorder: Recorder) -> Any:
 def restore(subject: Subject, state: Any) -> None:
     """Overwrite the buffer. The rows of a generation that has some are in its arrays already, and in its count."""
     buffer = _buffer(subject)
-    live = counted_or_none(buffer)
+    live = counted(buffer) if is_row_wise(buffer) else None
     rows, others = _taken_apart(state)
     if rows is not None and live is not None and rows is live.rows:
         live.clear_beyond(buffer)
@@ -50,3 +52,75 @@ def restore(subject: Subject, state: Any) -> None:
     Refiller().attributes(buffer, {name: _into(vars(buffer).get(name), value) for name, value in others.items()}, "replay_buffer")
     if live is not None:
         (live.brought_back if rows is live.rows else live.recount)(buffer)
+
+
+def differences(subject: Subject, saved: Any) -> list[Difference]:
+    """Return what does not fit: another capacity, number of environments, shape or dtype, or other arrays. Values are data."""
+    here, there = _described(capture(subject, Recorder())), _described(saved)
+    found = [Difference(name, _text(there[name]), "missing", "missing") for name in there if name not in here]
+    found += [Difference(name, "missing", _text(here[name]), "unexpected") for name in here if name not in there]
+    for name in here.keys() & there.keys():
+        one, other = there[name], here[name]
+        if isinstance(one, LeafSpec) and isinstance(other, LeafSpec) and one != other:
+            what = "type" if one.kind != other.kind else "shape" if one.shape != other.shape else "dtype"
+            found.append(Difference(name, str(one), str(other), what))
+    return found
+
+
+def touch_last(buffer: Any) -> None:
+    """Note that the last row added was changed."""
+    if is_row_wise(buffer):
+        counted(buffer).touch_last()
+
+
+def _buffer(subject: Subject) -> Any:
+    return subject.model.replay_buffer  # type: ignore[attr-defined]
+
+
+def _taken_apart(state: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the rows, or None where every array is whole, and the attributes."""
+    return (state["rows"], state["others"]) if state.keys() == {"rows", "others"} else (None, state)
+
+
+def _by_attribute(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays as the buffer holds them: ``observations/key`` is an item of its ``observations``."""
+    found: dict[str, Any] = {}
+    for name, array in named.items():
+        attribute, _, key = name.partition("/")
+        if key:
+            found.setdefault(attribute, {})[key] = array
+        else:
+            found[attribute] = array
+    return found
+
+
+def _into(live: Any, saved: Any) -> Any:
+    """Copy arrays into the live ones, which may be as large as the machine, and return those."""
+    if isinstance(live, dict) and isinstance(saved, dict) and live.keys() == saved.keys():
+        return {name: _into(live[name], saved[name]) for name in live}
+    if isinstance(live, np.ndarray) and isinstance(saved, np.ndarray) and live.shape == saved.shape and live.dtype == saved.dtype:
+        if live is not saved:
+            live[...] = saved
+        return live
+    return saved
+
+
+def _described(state: Any) -> dict[str, Any]:
+    """Return every array's spec, and every other attribute, by name."""
+    rows, others = _taken_apart(state)
+    named = {} if rows is None else dict(rows.arrays)
+    return _specs({**named, **others}, "")
+
+
+def _specs(value: Any, path: str) -> dict[str, Any]:
+    kind = leaf_kind(type(value))
+    if kind is not None:
+        return {path: kind.describe(value, path)}
+    if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
+        return {path: value}
+    joint = f"{path}/" if path else ""
+    return {name: found for key, item in value.items() for name, found in _specs(item, f"{joint}{key}").items()}
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, LeafSpec) else type(value).__name__
