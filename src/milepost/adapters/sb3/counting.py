@@ -16,6 +16,7 @@ import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from milepost.adapters.sb3.fields import fields, trusts_its_add
+from milepost.adapters.sb3.infos import Infos
 from milepost.state.rows import Rows
 
 
@@ -37,6 +38,7 @@ class Counted:
         self._starts = _episode_starts(buffer)
         self._told: set[str] = set()
         self.rows = Rows(fields(buffer), count=self._count_of(buffer))
+        self.infos = self._infos_of(buffer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (getattr, (self._owner(), "add")) if self._inner is None else (functools.partial, (self._inner,))
@@ -51,6 +53,7 @@ class Counted:
         except BaseException:
             # A row may be written by half, and the cursor says nothing of it.
             self.doubt("a call of add() was broken off")
+            self.infos = self._infos_of(buffer)
             raise
         self._advance(buffer, 1 if self._capacity == 1 else (buffer.pos - before) % self._capacity)
         self._follow_episodes(buffer)
@@ -66,12 +69,17 @@ class Counted:
         self._follow_episodes(buffer)
         if not self._fits(buffer):
             self.recount(buffer)
+            if self._starts is not None:
+                # HER draws from episodes wherever they lie, and reset() leaves them there: all there is may be drawn.
+                self.rows.reset(self._capacity + buffer.pos + self._ahead)
+                self.infos = self._infos_of(buffer)
             self.doubt("its cursor was moved, and not by add()")
 
     def recount(self, buffer: ReplayBuffer) -> None:
         """Begin anew with what the buffer says of itself: nothing that was saved is relied on."""
         self._starts = _episode_starts(buffer)
         self.rows.reset(self._count_of(buffer))
+        self.infos = self._infos_of(buffer)
 
     def brought_back(self, buffer: ReplayBuffer) -> None:
         """Go on from a count, a cursor and episodes that have just come out of a checkpoint."""
@@ -111,6 +119,8 @@ class Counted:
             self.doubt("a call of add() wrote several rows of an episode")
         if self._ahead:
             self._touch(self.rows.count - 1, self.rows.count)
+        for row in range(self.rows.count, self.rows.count + written) if self.infos is not None else ():
+            self.infos.append(buffer, row)
         self.rows.advance(written)
 
     def _follow_episodes(self, buffer: Any) -> None:
@@ -139,13 +149,16 @@ class Counted:
         if max(start, 0) < stop:
             self.rows.touch(max(start, 0), stop)
 
+    def _infos_of(self, buffer: Any) -> Infos | None:
+        return Infos(buffer, range(*self.rows.window), self.rows.count) if getattr(buffer, "copy_info_dict", False) else None
+
     def _fits(self, buffer: ReplayBuffer) -> bool:
         added = self.rows.count - self._ahead
         return added >= 0 and added % self._capacity == buffer.pos and (added >= self._capacity or not buffer.full)
 
     def _count_of(self, buffer: Any) -> int:
         """Return a count that fits the buffer's cursor, and whose window holds every row that may be drawn."""
-        stale = self._starts is not None and bool(buffer.ep_length[buffer.pos :].any())
+        stale = self._starts is not None and bool((self._starts > buffer.pos).any() or buffer.ep_length[buffer.pos :].any())
         return int(buffer.pos) + (self._capacity if buffer.full or stale else 0) + self._ahead
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from milepost.errors import UsageError
-from milepost.state.kinds import leaf_kind
+from milepost.state.kinds import leaf_kind, load_edges
 
 DECLARED = "milepost_rows"
 """A class attribute: the names of further arrays that its ``add`` writes at ``pos`` only, or None if any row may change."""
@@ -29,6 +29,7 @@ def trusts_its_add(buffer: ReplayBuffer) -> bool:
 
 def fields(buffer: ReplayBuffer) -> dict[str, Any]:
     """Return the arrays that are written row by row: ``observations``, or ``observations/key`` where there are several."""
+    load_edges()
     found: dict[str, Any] = {}
     declared = tuple(getattr(buffer, DECLARED, None) or ())
     for name in dict.fromkeys((*_ROW_WISE, *declared)):

@@ -1,6 +1,7 @@
 """Save a replay buffer's new rows, and bring all of them back into its own arrays.
 
-The tree is ``{"rows": Rows, "others": {...}}``: the transitions, and whatever else the buffer holds. Generations of before
+The tree is ``{"rows": Rows, "others": {...}}``: the transitions, and whatever else the buffer holds; with HER's infos, if
+they are kept, as ``"infos": Items``. Generations of before
 there were `Rows`, and buffers whose rows may change anywhere, have all attributes in one dict, arrays whole.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from milepost.adapters.sb3 import subject as about
 from milepost.adapters.sb3.counting import counted
 from milepost.adapters.sb3.fields import attributes_of, is_row_wise
+from milepost.adapters.sb3.infos import put_back
 from milepost.adapters.sb3.subject import Subject
 from milepost.envs.plain import Recorder, Refiller
 from milepost.records import Difference, LeafSpec
@@ -36,8 +38,13 @@ def capture(subject: Subject, recorder: Recorder) -> Any:
     skip = about.configured(buffer) | _NOT_STATE
     if not is_row_wise(buffer):
         return recorder.attributes(buffer, "replay_buffer", skip=skip)
-    rows = counted(buffer).rows
-    return {"rows": rows, "others": recorder.attributes(buffer, "replay_buffer", skip=skip | attributes_of(rows.arrays))}
+    tracked = counted(buffer)
+    skip |= attributes_of(tracked.rows.arrays) | {"infos"}
+    tree = {"rows": tracked.rows, "others": recorder.attributes(buffer, "replay_buffer", skip=skip)}
+    if tracked.infos is not None:
+        tree["infos"] = tracked.infos.items
+        recorder.left_out += tracked.infos.left_out
+    return tree
 
 
 def restore(subject: Subject, state: Any) -> None:
@@ -50,6 +57,8 @@ def restore(subject: Subject, state: Any) -> None:
     elif rows is not None:
         others = {**_by_attribute(rows.arrays), **others}
     Refiller().attributes(buffer, {name: _into(vars(buffer).get(name), value) for name, value in others.items()}, "replay_buffer")
+    if "infos" in state and rows is not None and hasattr(buffer, "infos"):
+        put_back(buffer, state["infos"])
     if live is not None:
         (live.brought_back if rows is live.rows else live.recount)(buffer)
 
@@ -79,7 +88,7 @@ def _buffer(subject: Subject) -> Any:
 
 def _taken_apart(state: Any) -> tuple[Any, dict[str, Any]]:
     """Return the rows, or None where every array is whole, and the attributes."""
-    return (state["rows"], state["others"]) if state.keys() == {"rows", "others"} else (None, state)
+    return (state["rows"], state["others"]) if state.keys() - {"infos"} == {"rows", "others"} else (None, state)
 
 
 def _by_attribute(named: Mapping[str, Any]) -> dict[str, Any]:
