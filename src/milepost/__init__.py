@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from milepost.lifecycle.retain import Keep
     from milepost.lifecycle.triggers import every
     from milepost.records import Difference, LeafSpec, Version
+    from milepost.state.items import Items
     from milepost.state.opaque import Opaque
     from milepost.state.protocol import Comparable, Stateful
     from milepost.state.rng import Rng
@@ -42,6 +43,7 @@ _HOMES = {
     "CorruptError": "milepost.errors",
     "Difference": "milepost.records",
     "InternalError": "milepost.errors",
+    "Items": "milepost.state.items",
     "Keep": "milepost.lifecycle.retain",
     "LeafSpec": "milepost.records",
     "MilepostError": "milepost.errors",
@@ -72,6 +74,7 @@ __all__ = [
     "CorruptError",
     "Difference",
     "InternalError",
+    "Items",
     "Keep",
     "LeafSpec",
     "MilepostError",

@@ -13,7 +13,7 @@ from milepost.errors import UsageError
 from milepost.records import LeafSpec, Node
 from milepost.state.kinds import LeafKind, leaf_kind, load_edges
 from milepost.state.leaves import KeptLeaf, LiveLeaf
-from milepost.state.log import KnownPiece, Log, Sink
+from milepost.state.log import KnownPiece, Log, LogMark, Sink
 from milepost.state.paths import step, type_name
 from milepost.state.pieces import GAP_BYTES, Span, cut, still_visible, unsaved, visible
 from milepost.state.scalars import is_utf8
@@ -164,6 +164,12 @@ class Rows:
         """Start over with ``count`` rows of other content: numbers come again, and nothing that was saved is relied on."""
         self._count = row_number(count)
         self.log.forget()
+
+    def begin_load(self, count: int, node: Node) -> LogMark:
+        """Note that the arrays are being overwritten with ``node``'s rows; settle the mark once all of them have verified."""
+        self._count = count
+        self.log.forget()
+        return self.log.mark(node, count, 0)
 
     def __repr__(self) -> str:
         return f"Rows({', '.join(self.arrays)}; capacity={self.capacity}, count={self.count})"

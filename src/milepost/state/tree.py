@@ -18,6 +18,7 @@ import numpy as np
 
 from milepost.errors import UsageError
 from milepost.records import LeafSpec, Node
+from milepost.state.items import Items, write_items
 from milepost.state.kinds import LeafKind, leaf_kind, load_edges, object_kind
 from milepost.state.leaves import Copy, KeptLeaf, Leaf, LiveLeaf
 from milepost.state.log import Have, LogMark, Matches, Sink
@@ -174,7 +175,7 @@ def _pairs(writer: _Writer, value: dict[Any, Any], path: str, depth: int) -> lis
     ]
 
 
-def _items(writer: _Writer, value: Iterable[Any], path: str, depth: int) -> list[Node]:
+def _elements(writer: _Writer, value: Iterable[Any], path: str, depth: int) -> list[Node]:
     return [writer.node(item, f"{path}[{index}]", depth) for index, item in enumerate(value)]
 
 
@@ -190,7 +191,19 @@ def _write_rows(writer: _Writer, value: Rows, path: str, _: int) -> Node:
     return _again(writer.sink, value) or write_rows(value, path, writer.sink)
 
 
-def _again(sink: Sink, value: Rows) -> Node | None:
+def _write_items(writer: _Writer, value: Items, path: str, _: int) -> Node:
+    def encode(item: Any, at: str) -> tuple[Node, list[LiveLeaf]]:
+        inner = _Writer(writer.allow_pickle, Sink())
+        node = inner.node(item, at, 0)
+        if inner.sink.marks:
+            hint = "keep it beside the queue"
+            raise UsageError("an item holds a log of its own", kind="unknown-object", hint=hint, path=at)
+        return node, [leaf for leaf in inner.sink.leaves if isinstance(leaf, LiveLeaf)]
+
+    return _again(writer.sink, value) or write_items(value, path, writer.sink, encode)
+
+
+def _again(sink: Sink, value: Rows | Items) -> Node | None:
     """Return the node of a log that stands in this component already, as the very same leaves."""
     node = sink.written.get(id(value.log))
     return None if node is None else sink.mark(value.log, node, value.count)
@@ -221,11 +234,12 @@ _Write = Callable[[_Writer, Any, str, int], Node]
 _WRITERS: dict[type, _Write] = {
     dict: lambda writer, value, path, depth: ["dict", _pairs(writer, value, path, depth)],
     OrderedDict: _write_ordered,
-    list: lambda writer, value, path, depth: ["list", _items(writer, value, path, depth)],
-    tuple: lambda writer, value, path, depth: ["tuple", _items(writer, value, path, depth)],
-    deque: lambda writer, value, path, depth: ["deque", value.maxlen, _items(writer, value, path, depth)],
+    list: lambda writer, value, path, depth: ["list", _elements(writer, value, path, depth)],
+    tuple: lambda writer, value, path, depth: ["tuple", _elements(writer, value, path, depth)],
+    deque: lambda writer, value, path, depth: ["deque", value.maxlen, _elements(writer, value, path, depth)],
     set: lambda _, value, path, __: ["set", [_key(item, path) for item in value]],
     frozenset: lambda _, value, path, __: ["frozenset", [_key(item, path) for item in value]],
     Rows: _write_rows,
+    Items: _write_items,
     Opaque: lambda writer, value, path, _: writer.raw("opaque", pickled(value, path, allow=writer.allow_pickle), path),
 }
