@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -360,10 +361,7 @@ def pieces(model: Any, callbacks: list[BaseCallback] = ()) -> dict[str, str]:  #
     parts["episodes"] = [(info["r"], info["l"]) for info in model.ep_info_buffer]
     buffer = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
     kept = {name: value for name, value in sorted(vars(buffer).items()) if isinstance(value, (np.ndarray, int, bool, dict))}
-    parts["buffer"] = {
-        name: repr(value.tolist()) if isinstance(value, np.ndarray) and value.dtype.hasobject else value
-        for name, value in kept.items()
-    }
+    parts["buffer"] = {name: _untimed(value) if name == "infos" else value for name, value in kept.items()}
     parts["global generators"] = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
     parts["action space"] = None if model.action_space._np_random is None else model.action_space._np_random.bit_generator.state
     parts["envs"] = [_env(env) for env in _layers(model.env)[-1].envs]
@@ -376,6 +374,11 @@ def pieces(model: Any, callbacks: list[BaseCallback] = ()) -> dict[str, str]:  #
         _feed(digest, name, value)
         hashes[name] = digest.hexdigest()[:16]
     return hashes
+
+
+def _untimed(infos: Any) -> str:
+    """Return a HER buffer's infos without what `Monitor` says of the time it took."""
+    return re.sub(r"'t': [0-9.e-]+", "", repr(infos.tolist()))
 
 
 def _env(env: Any) -> Any:

@@ -84,6 +84,8 @@ class Counted:
     def brought_back(self, buffer: ReplayBuffer) -> None:
         """Go on from a count, a cursor and episodes that have just come out of a checkpoint."""
         self._starts = _episode_starts(buffer)
+        if self.infos is not None and self.infos.items.count != self.rows.count:
+            self.infos = self._infos_of(buffer)
         self.check(buffer)
 
     def clear_beyond(self, buffer: Any) -> None:
@@ -119,8 +121,9 @@ class Counted:
             self.doubt("a call of add() wrote several rows of an episode")
         if self._ahead:
             self._touch(self.rows.count - 1, self.rows.count)
-        for row in range(self.rows.count, self.rows.count + written) if self.infos is not None else ():
-            self.infos.append(buffer, row)
+        if self.infos is not None:
+            for row in range(self.rows.count, self.rows.count + written):
+                self.infos.append(buffer, row)
         self.rows.advance(written)
 
     def _follow_episodes(self, buffer: Any) -> None:
@@ -163,7 +166,14 @@ class Counted:
 
 
 def counted(buffer: ReplayBuffer) -> Counted:
-    """Return what counts the rows of ``buffer``, put in its place at the first call; its count is checked at each."""
+    """Return what counts the rows of ``buffer``, its count checked."""
+    found = counting(buffer)
+    found.check(buffer)
+    return found
+
+
+def counting(buffer: ReplayBuffer) -> Counted:
+    """Return what counts the rows of ``buffer``, put in the place of its ``add`` at the first call."""
     found = vars(buffer).get("add")
     if not isinstance(found, Counted) or not found.counts(buffer):
         # Anew, too, where an array was replaced. What somebody else has put there is called by ours.
@@ -172,7 +182,6 @@ def counted(buffer: ReplayBuffer) -> Counted:
             inner = None  # what a pickle of a counted buffer was given: held by itself, the buffer would never go by itself
         found = Counted(buffer, inner)
         vars(buffer)["add"] = found
-    found.check(buffer)
     return found
 
 

@@ -1,8 +1,8 @@
 """Save a replay buffer's new rows, and bring all of them back into its own arrays.
 
-The tree is ``{"rows": Rows, "others": {...}}``: the transitions, and whatever else the buffer holds; with HER's infos, if
-they are kept, as ``"infos": Items``. Generations of before
-there were `Rows`, and buffers whose rows may change anywhere, have all attributes in one dict, arrays whole.
+The tree is ``{"rows": Rows, "others": {...}}``: the transitions, and whatever else the buffer holds; with HER's infos, where
+they are kept, as ``"infos": Items``. Generations of before there were `Rows`, and buffers whose rows may change anywhere,
+have all attributes in one dict, arrays whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from milepost.adapters.sb3 import subject as about
-from milepost.adapters.sb3.counting import counted
+from milepost.adapters.sb3.counting import counted, counting
 from milepost.adapters.sb3.fields import attributes_of, is_row_wise
 from milepost.adapters.sb3.infos import put_back
 from milepost.adapters.sb3.subject import Subject
@@ -50,7 +50,7 @@ def capture(subject: Subject, recorder: Recorder) -> Any:
 def restore(subject: Subject, state: Any) -> None:
     """Overwrite the buffer. The rows of a generation that has some are in its arrays already, and in its count."""
     buffer = _buffer(subject)
-    live = counted(buffer) if is_row_wise(buffer) else None
+    live = counting(buffer) if is_row_wise(buffer) else None
     rows, others = _taken_apart(state)
     if rows is not None and live is not None and rows is live.rows:
         live.clear_beyond(buffer)
@@ -68,8 +68,8 @@ def differences(subject: Subject, saved: Any) -> list[Difference]:
     here, there = _described(capture(subject, Recorder())), _described(saved)
     found = [Difference(name, _text(there[name]), "missing", "missing") for name in there if name not in here]
     found += [Difference(name, "missing", _text(here[name]), "unexpected") for name in here if name not in there]
-    for name in here.keys() & there.keys():
-        one, other = there[name], here[name]
+    for name, one in there.items():
+        other = here.get(name)
         if isinstance(one, LeafSpec) and isinstance(other, LeafSpec) and one != other:
             what = "type" if one.kind != other.kind else "shape" if one.shape != other.shape else "dtype"
             found.append(Difference(name, str(one), str(other), what))
