@@ -117,10 +117,9 @@ def make_model(seed: int, env: gym.Env[Any, Any] | None = None, **options: Any) 
     return PrioritizedDQN(
         "MlpPolicy",
         env or gym.make("CartPole-v1"),
-        replay_buffer_class=PrioritizedReplayBuffer,
         device="cpu",
         seed=seed,
-        **{"learning_starts": 500, "buffer_size": 10_000, **options},
+        **{"replay_buffer_class": PrioritizedReplayBuffer, "learning_starts": 500, "buffer_size": 10_000, **options},
     )
 
 

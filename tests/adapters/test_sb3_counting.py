@@ -78,7 +78,7 @@ def add(buffer: Any, number: int, dones: int = 0) -> None:
 
     done = np.array([bool(dones >> env & 1) for env in range(buffer.n_envs)])
     reward = np.full(buffer.n_envs, number, np.float32)
-    buffer.add(observed(number), observed(number + 0.5), reward.reshape(-1, 1), reward, done, [{} for _ in done])
+    buffer.add(observed(number), observed(number + 0.5), reward.reshape(-1, 1), reward, done, [{"number": number} for _ in done])
 
 
 def content(generation: Generation) -> dict[str, dict[int, bytes]]:

@@ -115,6 +115,29 @@ def test_a_generation_from_before_there_were_rows_comes_back(kind: str, rows: in
     assert all_of(third) == all_of(buffer)
 
 
+def test_after_an_old_generation_nothing_is_kept_of_a_newer_one_though_its_cursor_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, buffer = MemoryStore(), KINDS["plain"](8, 1)
+    with engine_of(store, buffer) as engine:
+        for number in range(11):
+            add(buffer, number)
+        with monkeypatch.context() as then:
+            then.setattr(replay, "is_row_wise", lambda _: False)
+            engine.save(1)
+        expected = all_of(buffer)
+        for number in range(20, 28):
+            add(buffer, number)
+        engine.save(2)
+        assert all_of(buffer)["cursor"] == expected["cursor"]
+        engine.resume(1)
+        engine.save(3)
+    other = KINDS["plain"](8, 1)
+    with engine_of(store, other) as engine:
+        engine.resume()
+    assert all_of(other) == all_of(buffer) == expected
+
+
 def test_rows_come_back_into_a_buffer_whose_class_has_declared_that_any_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     store, buffer, other = MemoryStore(), KINDS["dict"](8, 2), KINDS["dict"](8, 2)
     with engine_of(store, buffer) as engine:

@@ -14,7 +14,7 @@ import numpy as np
 
 from milepost.adapters.sb3 import subject as about
 from milepost.adapters.sb3.counting import counted, counting
-from milepost.adapters.sb3.fields import attributes_of, is_row_wise
+from milepost.adapters.sb3.fields import attributes_of, fields, is_row_wise
 from milepost.adapters.sb3.infos import put_back
 from milepost.adapters.sb3.subject import Subject
 from milepost.envs.plain import Recorder, Refiller
@@ -64,16 +64,27 @@ def restore(subject: Subject, state: Any) -> None:
 
 
 def differences(subject: Subject, saved: Any) -> list[Difference]:
-    """Return what does not fit: another capacity, number of environments, shape or dtype, or other arrays. Values are data."""
+    """Return what does not fit: another capacity, number of environments, shape or dtype, or other arrays. Values are data.
+
+    So is, beside rows, how long an array is: a batch's indices, say.
+    """
+    buffer = _buffer(subject)
     here, there = _described(capture(subject, Recorder())), _described(saved)
     found = [Difference(name, _text(there[name]), "missing", "missing") for name in there if name not in here]
     found += [Difference(name, "missing", _text(here[name]), "unexpected") for name in here if name not in there]
+    data = here.keys() - fields(buffer).keys() if is_row_wise(buffer) else set()
     for name, one in there.items():
         other = here.get(name)
-        if isinstance(one, LeafSpec) and isinstance(other, LeafSpec) and one != other:
-            what = "type" if one.kind != other.kind else "shape" if one.shape != other.shape else "dtype"
-            found.append(Difference(name, str(one), str(other), what))
+        if isinstance(one, LeafSpec) and isinstance(other, LeafSpec):
+            found += _unlike(name, one, other, first_axis=name not in data)
     return found
+
+
+def _unlike(name: str, saved: LeafSpec, live: LeafSpec, *, first_axis: bool) -> list[Difference]:
+    of_any_length = not first_axis and len(saved.shape) == len(live.shape) > 0 and saved.shape[1:] == live.shape[1:]
+    shape = saved.shape == live.shape or of_any_length
+    what = "type" if saved.kind != live.kind else "shape" if not shape else "dtype" if saved.dtype != live.dtype else ""
+    return [Difference(name, str(saved), str(live), what)] if what else []
 
 
 def touch_last(buffer: Any) -> None:
