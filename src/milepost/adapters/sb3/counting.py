@@ -49,7 +49,7 @@ class Counted:
         self._follow_episodes(buffer)
         self._touch_overwritten_episodes(buffer)
         try:
-            result = (self._inner or types.MethodType(type(buffer).add, buffer))(*args, **kwargs)
+            result = self._inner(*args, **kwargs) if self._inner else type(buffer).add(buffer, *args, **kwargs)
         except BaseException:
             # A row may be written by half, and the cursor says nothing of it.
             self.doubt("a call of add() was broken off")
