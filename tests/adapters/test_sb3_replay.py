@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3 import HerReplayBuffer
+from stable_baselines3 import SAC, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv
 
-from milepost import CheckpointEngine, Keep, MismatchError
-from milepost.adapters.sb3 import replay
+from milepost import CheckpointEngine, Keep, MismatchError, every
+from milepost.adapters.sb3 import Checkpointing, replay
 from milepost.adapters.sb3.counting import counting
 from milepost.adapters.sb3.fields import fields
 from milepost.adapters.sb3.parts import ArrayPart
 from milepost.store.memory import MemoryStore
+from tests.adapters.sb3_runs import Reach, her, off_policy
 from tests.adapters.test_sb3_counting import ACTION, BOX, DICT, KINDS, add
 
 
@@ -184,3 +186,27 @@ def test_the_count_goes_on_where_the_checkpoint_was() -> None:
     with engine_of(store, other) as engine:
         engine.resume()
         assert counting(other).rows.count == 21
+
+
+class Unknown(Reach):
+    """A goal environment of which milepost knows nothing: it is reset at a resume."""
+
+
+@pytest.mark.parametrize("with_her", [True, False])
+def test_where_the_environment_is_reset_the_episode_in_the_buffer_ends(with_her: bool) -> None:
+    # What is added after the reset is no successor of what was added before it, and HER must not draw goals across.
+    def learnt(store: MemoryStore, steps: int) -> Any:
+        made = her if with_her else off_policy
+        model = made(SAC, 1, DummyVecEnv([Unknown]), learning_starts=10_000)
+        return model.learn(steps, callback=Checkpointing(store, when=every(steps=10), writer="inline")).replay_buffer
+
+    store, ends = MemoryStore(), 0
+    for steps in range(10, 60, 7):
+        before = learnt(store, steps)
+        if before.dones[before.pos - 1]:
+            continue
+        ends += 1
+        after = learnt(store, steps + 1)
+        assert after.timeouts[before.pos - 1]
+        assert not with_her or (after.ep_length[before.pos - 1] and after._current_ep_start == before.pos)
+    assert ends

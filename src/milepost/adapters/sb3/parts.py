@@ -214,10 +214,7 @@ def _start_episodes(model: Any) -> None:
         model._last_original_obs = model._vec_normalize_env.get_original_obs()
     buffer = getattr(model, "replay_buffer", None)
     if buffer is not None and buffer.size():
-        # The transition before has no successor now; a buffer that finds it by position must not look for it.
-        last = (buffer.pos - 1) % buffer.buffer_size
-        (buffer.dones if buffer.optimize_memory_usage else buffer.timeouts)[last] = True
-        replay.touch_last(buffer)
+        replay.end_last_episode(buffer)
 
 
 def _env_differences(subject: Subject, saved: Any) -> list[Difference]:

@@ -7,10 +7,12 @@ have all attributes in one dict, arrays whole.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from stable_baselines3 import HerReplayBuffer
 
 from milepost.adapters.sb3 import subject as about
 from milepost.adapters.sb3.counting import counted, counting
@@ -87,8 +89,16 @@ def _unlike(name: str, saved: LeafSpec, live: LeafSpec, *, first_axis: bool) -> 
     return [Difference(name, str(saved), str(live), what)] if what else []
 
 
-def touch_last(buffer: Any) -> None:
-    """Note that the last row added was changed."""
+def end_last_episode(buffer: Any) -> None:
+    """End the episode at the cursor: what is added next is of another one."""
+    if isinstance(buffer, HerReplayBuffer):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says what we want it to do
+            buffer.truncate_last_trajectory()
+    else:
+        # The transition before has no successor now; a buffer that finds it by position must not look for it.
+        last = (buffer.pos - 1) % buffer.buffer_size
+        (buffer.dones if buffer.optimize_memory_usage else buffer.timeouts)[last] = True
     if is_row_wise(buffer):
         counted(buffer).touch_last()
 
