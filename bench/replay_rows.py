@@ -82,7 +82,7 @@ def measure(setting: Setting) -> Outcome:
     ]
     try:
         rows = interleave(
-            contenders, setting, rounds=setting.scaled(9, 3), budget_s=setting.scaled(150, 15), units={"written": "bytes"}
+            contenders, setting, rounds=setting.scaled(9, 3), budget_s=setting.scaled(120, 15), units={"written": "bytes"}
         )
     finally:
         for saver in (*ours.values(), *full.values()):
