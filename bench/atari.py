@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import zstandard
 from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -43,8 +44,6 @@ def frames(count: int = _PERIOD, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def shrinks(some: np.ndarray[Any, Any]) -> float:
     """Return how many times smaller zstd makes these frames at its fastest ordinary level."""
-    import zstandard
-
     data = some.tobytes()
     return len(data) / len(zstandard.ZstdCompressor(level=1).compress(data))
 
@@ -94,8 +93,9 @@ class Played:
     def _fill(self) -> None:
         """Write all rows at once, as `add` would have one by one."""
         buffer, rows = self.buffer, self.buffer.buffer_size
-        for array in (buffer.observations, getattr(buffer, "next_observations", None)):
-            for start in range(0, rows if array is not None else 0, _PERIOD):
+        arrays = [vars(buffer)[name] for name in ("observations", "next_observations") if name in vars(buffer)]
+        for array in arrays:
+            for start in range(0, rows, _PERIOD):
                 stop = min(start + _PERIOD, rows)
                 array[start:stop, 0] = self._frames[: stop - start, None]
         buffer.full = True
