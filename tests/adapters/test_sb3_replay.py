@@ -188,6 +188,20 @@ def test_the_count_goes_on_where_the_checkpoint_was() -> None:
         assert counting(other).rows.count == 21
 
 
+def test_infos_that_are_no_plain_data_are_named_and_the_others_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    store, buffer, other = MemoryStore(), infos_kept(8, 1), infos_kept(8, 1)
+    with engine_of(store, buffer) as engine:
+        add(buffer, 1)
+        add(buffer, 2)
+        buffer.infos[1, 0]["file"] = object()
+        counting(buffer).recount(buffer)
+        engine.save(1)
+    assert "`replay` is saved without replay_buffer.infos[0]['file'] (a `object` is not plain data)" in caplog.text
+    with engine_of(store, other) as engine:
+        engine.resume()
+    assert [row[0] for row in other.infos[:2]] == [{"number": 1}, {}]
+
+
 class Unknown(Reach):
     """A goal environment of which milepost knows nothing: it is reset at a resume."""
 
