@@ -8,6 +8,7 @@ from typing import Any
 from milepost.encode.digest import digest_of, matches
 from milepost.records import LeafRecord, LeafSpec, Node
 from milepost.state.leaves import KeptLeaf
+from milepost.state.merging import Limits, merge
 from milepost.state.tree import Flat, flatten
 
 
@@ -49,9 +50,11 @@ class Generation:
 class Saves:
     """Save one component again and again, as an engine would."""
 
-    def __init__(self, *, strong: bool = False) -> None:
+    def __init__(self, *, strong: bool = False, limits: Limits | None = None) -> None:
         self.base: Generation | None = None
         self.strong = strong
+        self.limits = limits
+        self.merged_bytes = 0
         self.staged_bytes = 0
         self.kept = 0
 
@@ -76,9 +79,31 @@ class Saves:
             data.append(content)
         return flat, Generation(flat.node, records, data)
 
+    def merged(self, generation: Generation) -> Generation:
+        """Merge what is small, as a writer does before it publishes."""
+        assert self.limits is not None
+        found = merge(generation.tree, generation.records, generation.data.__getitem__, self.limits)
+        if found is None:
+            return generation
+        records, data = [], []
+        for leaf in found.leaves:
+            if isinstance(leaf, int):
+                records.append(generation.records[leaf])
+                data.append(generation.data[leaf])
+            else:
+                content = bytes(leaf.assemble(generation.data.__getitem__))
+                self.merged_bytes += len(content)
+                assert len(content) == leaf.size_bytes
+                spec, digest = leaf.spec, digest_of(content, strong=self.strong)
+                records.append(LeafRecord(leaf.path, spec.kind, spec.dtype, spec.shape, 0, 0, leaf.size_bytes, digest))
+                data.append(content)
+        return Generation(found.tree, records, data)
+
     def commit(self, staged: tuple[Flat, Generation]) -> Generation:
         """Publish what was staged."""
         flat, generation = staged
+        if self.limits is not None:
+            generation = self.merged(generation)
         self.base = generation
         for mark in flat.logs:
             mark.settle(generation.records, generation.tree)

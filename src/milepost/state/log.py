@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from milepost.errors import InternalError
 from milepost.records import LeafRecord, LeafSpec, Node
 from milepost.state.leaves import Leaf
-from milepost.state.pieces import PIECE_BYTES, Ranges, Span
+from milepost.state.pieces import GAP_BYTES, PIECE_BYTES, Ranges, Span
 
 Have = Callable[[str, LeafSpec, str], bool]
 """Says whether the base holds a leaf of this path, spec and digest."""
@@ -54,10 +54,11 @@ class Known:
 class Log:
     """Keep the notes of one log. For the training thread only, but for `LogMark.settle`."""
 
-    __slots__ = ("_changes", "_doubt", "_era", "_known", "_settled", "_staged", "_tick", "piece_bytes", "pieces_checked")
+    __slots__ = ("_changes", "_doubt", "_era", "_known", "_settled", "_staged", "_tick", "gap_bytes", "piece_bytes", "pieces_checked")
 
     def __init__(self) -> None:
         self.piece_bytes = PIECE_BYTES
+        self.gap_bytes = GAP_BYTES
         self.pieces_checked = 0
         """How many pieces were compared with live memory so far."""
         self._era = 0

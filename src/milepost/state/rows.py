@@ -15,7 +15,7 @@ from milepost.state.kinds import LeafKind, leaf_kind, load_edges
 from milepost.state.leaves import KeptLeaf, LiveLeaf
 from milepost.state.log import KnownPiece, Log, LogMark, Sink
 from milepost.state.paths import step, type_name
-from milepost.state.pieces import GAP_BYTES, Span, cut, still_visible, unsaved, visible
+from milepost.state.pieces import Span, cut, still_visible, unsaved, visible
 from milepost.state.scalars import is_utf8
 
 MOST_ROWS = 1 << 62
@@ -231,7 +231,7 @@ def write_rows(rows: Rows, path: str, sink: Sink) -> Node:
     if not _unchanged(rows, kept, path, sink):
         kept = []
     row_bytes = max(1, rows.row_bytes)
-    spans = unsaved([piece.span for piece in kept], rows.log.changed(), start, count, GAP_BYTES // row_bytes)
+    spans = unsaved([piece.span for piece in kept], rows.log.changed(), start, count, rows.log.gap_bytes // row_bytes)
     written = cut(spans, max(1, rows.log.piece_bytes // row_bytes))
     seen = still_visible([piece.span for piece in kept], written, start, count)
     kept = [piece for place, piece in enumerate(kept) if place in seen]
