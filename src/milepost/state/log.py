@@ -54,7 +54,18 @@ class Known:
 class Log:
     """Keep the notes of one log. For the training thread only, but for `LogMark.settle`."""
 
-    __slots__ = ("_changes", "_doubt", "_era", "_known", "_settled", "_staged", "_tick", "gap_bytes", "piece_bytes", "pieces_checked")
+    __slots__ = (
+        "_changes",
+        "_doubt",
+        "_era",
+        "_known",
+        "_settled",
+        "_staged",
+        "_tick",
+        "gap_bytes",
+        "piece_bytes",
+        "pieces_checked",
+    )
 
     def __init__(self) -> None:
         self.piece_bytes = PIECE_BYTES
@@ -111,12 +122,15 @@ class Log:
         self._changes = []
         self._doubt = reason or self._doubt
 
-    def mark(self, node: Node, count: int, ordinal: int) -> LogMark:
-        """Return what the commit of the save that is being staged is told to. Rows below ``count`` are in it."""
-        made = LogMark(self, self._era, self._tick, ordinal, node, self._doubt)
+    def mark(self, node: Node, count: int, ordinal: int, *, tell: bool = True) -> LogMark:
+        """Return what the commit of the save that is being staged is told to. Rows below ``count`` are in it.
+
+        Without ``tell`` nobody hears of a doubt yet: a tree is also flattened to look at it.
+        """
+        made = LogMark(self, self._era, self._tick, ordinal, node, self._doubt if tell else "")
         self._tick += 1
         self._staged = count
-        self._doubt = ""
+        self._doubt = "" if tell else self._doubt
         return made
 
     def settle(self, known: Known) -> None:
@@ -215,6 +229,6 @@ class Sink:
 
     def mark(self, log: Log, node: Node, count: int) -> Node:
         """Note that a log was written as ``node``, and return that."""
-        self.marks.append(log.mark(node, count, len(self.marks)))
+        self.marks.append(log.mark(node, count, len(self.marks), tell=self.have is not None))
         self.written[id(log)] = node
         return node
