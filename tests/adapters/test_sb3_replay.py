@@ -185,6 +185,23 @@ def test_a_buffer_of_another_shape_is_refused_with_every_difference(old: bool, m
     ]
 
 
+def test_what_a_class_of_ones_own_gathers_beside_its_rows_is_data() -> None:
+    # Nothing yet, another length, another key than a fresh one has: but not another kind of array.
+    store, buffer, other = MemoryStore(), KINDS["plain"](8, 1), KINDS["plain"](8, 1)
+    for one in (buffer, other):
+        vars(one).update(drawn=np.zeros(0, np.int64), seen={}, best=None, tree=np.zeros(16))
+    buffer.drawn, buffer.seen, buffer.best = np.arange(3), {"wins": {"a": np.ones(2)}}, np.float32(3)
+    with engine_of(store, buffer) as engine:
+        engine.save(1)
+    with engine_of(store, other) as engine:
+        engine.resume()
+    assert (other.drawn.tolist(), other.best, other.seen["wins"]["a"].tolist()) == ([0, 1, 2], 3, [1, 1])
+    other.tree = np.zeros(16, np.float32)
+    with engine_of(store, other) as engine, pytest.raises(MismatchError) as caught:
+        engine.resume()
+    assert [(difference.path, difference.kind) for difference in caught.value.differences] == [("replay/tree", "dtype")]
+
+
 def test_the_count_goes_on_where_the_checkpoint_was() -> None:
     store, buffer = MemoryStore(), KINDS["plain"](8, 1)
     with engine_of(store, buffer) as engine:

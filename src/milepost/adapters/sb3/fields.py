@@ -16,9 +16,9 @@ _ROW_WISE = ("observations", "next_observations", "actions", "rewards", "dones",
 """What Stable-Baselines3's own classes write so, HER's episode marks included: `milepost.adapters.sb3.counting` follows these."""
 
 
-def is_row_wise(buffer: ReplayBuffer) -> bool:
+def is_row_wise(buffer: object) -> bool:
     """Return whether the buffer's new rows can be told from its old ones."""
-    return getattr(buffer, DECLARED, ()) is not None and bool(fields(buffer))
+    return isinstance(buffer, ReplayBuffer) and getattr(buffer, DECLARED, ()) is not None and bool(fields(buffer))
 
 
 def trusts_its_add(buffer: ReplayBuffer) -> bool:

@@ -72,8 +72,8 @@ def differences(subject: Subject, saved: Any) -> list[Difference]:
     """
     buffer = _buffer(subject)
     here, there = _described(capture(subject, Recorder())), _described(saved)
-    found = [Difference(name, _text(there[name]), "missing", "missing") for name in there if name not in here]
-    found += [Difference(name, "missing", _text(here[name]), "unexpected") for name in here if name not in there]
+    found = [Difference(name, _text(there[name]), "missing", "missing") for name in _only_in(there, here)]
+    found += [Difference(name, "missing", _text(here[name]), "unexpected") for name in _only_in(here, there)]
     data = here.keys() - fields(buffer).keys() if is_row_wise(buffer) else set()
     for name, one in there.items():
         other = here.get(name)
@@ -150,6 +150,16 @@ def _specs(value: Any, path: str) -> dict[str, Any]:
         return {path: value}
     joint = f"{path}/" if path else ""
     return {name: found for key, item in value.items() for name, found in _specs(item, f"{joint}{key}").items()}
+
+
+def _only_in(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of what only one side has. Where there is nothing yet, None or an empty dict, anything may come."""
+
+    def is_nothing(value: Any) -> bool:
+        return value is None or (isinstance(value, dict) and not value)
+
+    open_ = tuple(f"{name}/" for name, value in other.items() if is_nothing(value))
+    return [name for name in one if name not in other and not is_nothing(one[name]) and not name.startswith(open_)]
 
 
 def _text(value: Any) -> str:
