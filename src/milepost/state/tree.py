@@ -78,7 +78,21 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            _grow_old()
             gc.enable()
+
+
+_MANY = 20_000
+
+
+def _grow_old() -> None:
+    """Let what is young be old, unseen: the first collection would walk through all of it, for as long as it took to make.
+
+    Frozen and thawed, objects join the oldest generation in one step. Not where somebody keeps others frozen.
+    """
+    if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _copy_bytes(data: bytes | bytearray, into: memoryview) -> None:
