@@ -79,7 +79,7 @@ class Played:
 
     def __init__(self, size_bytes: int, *, policy: str, stacked: int, lean: bool, **options: Any) -> None:
         self._frames = frames()
-        self._number = count()
+        self._number = count(_PERIOD // 3)
         frame_bytes = stacked * SIDE * SIDE
         rows = size_bytes // (frame_bytes if lean else 2 * frame_bytes)
         if lean:
@@ -103,6 +103,7 @@ class Played:
     def play(self, steps: int) -> None:
         """Add rows as ``collect_rollouts`` does."""
         action, reward, done = np.zeros((1, 1), np.int64), np.zeros(1, np.float32), np.zeros(1, bool)
+        assert self.buffer.buffer_size % _PERIOD, "a row is to be another one each time round"
         shape = (1, self._stacked, SIDE, SIDE)
         for _ in range(steps):
             number = next(self._number)
