@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from milepost.engine.capture import Staged
+from milepost.engine.placing import FULL
 from milepost.engine.room import no_room, survey
 from milepost.engine.session import BALLAST_BYTES, Order, Session
-from milepost.engine.writer import FULL, distrust_what_is_gone, republish, retire_dropped, write
+from milepost.engine.writer import distrust_what_is_gone, republish, retire_dropped, write
 from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, check_still_ours, settle_attempt
@@ -43,7 +44,7 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
     session.cramped = False
     while True:
         try:
-            manifest = write(session, staged, order, keep)
+            return write(session, staged, order, keep)
         except StoreError as error:
             _check_still_ours(session)
             if error.kind not in FULL:
@@ -54,9 +55,16 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
                 session.apart, session.cramped = False, True
                 continue
             _make_room(session, staged, error)
-            continue
-        hold_ballast(session)
-        return manifest
+            if not staged.repeatable:
+                # Of a state that came in waves the first are not there any more, and training has gone on. There is room now
+                # for the next save.
+                raise
+
+
+def clear_up(session: Session) -> None:
+    """Do what nobody waits for, after a save was acknowledged and before the next begins: delete what it dropped."""
+    retire_dropped(session)
+    hold_ballast(session)
 
 
 def _check_still_ours(session: Session) -> None:

@@ -18,7 +18,7 @@ from milepost.encode.digest import is_strong, seal, unseal, unseal_signed
 from milepost.errors import CorruptError, InternalError, NotFoundError, UsageError
 from milepost.publish import layout
 from milepost.publish.key import find_key
-from milepost.store.base import BlobWriter, Buffer, Capabilities, Entry, Guard, Store
+from milepost.store.base import BlobReader, BlobWriter, Buffer, Capabilities, Entry, Guard, Store
 from milepost.store.resolve import Where, open_store
 
 _DOMAIN = b"milepost record 1\0"
@@ -75,12 +75,18 @@ class SignedStore(Store):
     def drop_cached(self, name: str) -> None:
         self._inner.drop_cached(name)
 
+    def is_cached(self, name: str) -> bool:
+        return self._inner.is_cached(name)
+
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         if not is_record(name):
             return self._root().read_into(name, start, into)
         data = self.read(name, start, start + len(into))
         into[: len(data)] = data
         return len(data)
+
+    def open_reader(self, name: str) -> BlobReader:
+        return super().open_reader(name) if is_record(name) else self._root().open_reader(name)
 
     def list(self, prefix: str) -> list[Entry]:
         return self._root().list(prefix)
@@ -98,10 +104,10 @@ class SignedStore(Store):
     def append(self, name: str, data: Buffer) -> None:
         self._root().append(name, self.stored(name, data))
 
-    def open_blob(self, name: str) -> BlobWriter:
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
         if is_record(name):
             raise InternalError("a record is written whole, or it cannot be signed", kind="not-a-blob", name=name)
-        return self._root().open_blob(name)
+        return self._root().open_blob(name, size_bytes=size_bytes)
 
     def delete(self, name: str) -> None:
         self._root().delete(name)

@@ -112,6 +112,15 @@ class Transfers:
             mine = tuple(self._flights)
         return lambda: self._land(mine)
 
+    def fetch(self, value: torch.Tensor, into: memoryview) -> None:
+        """Bring one tensor to the host, and wait for it. What `begin` has under way is left alone."""
+        with self._lock:
+            for piece, part in self._pieces(flat(value), into):
+                slab = self._take()
+                self.device.copy(piece, slab[: len(part)])
+                _Flight(slab, self.device.mark(), ((0, part),)).land()
+                self._free.append(slab)
+
     def put(self, value: torch.Tensor, source: torch.Tensor) -> None:
         """Overwrite a tensor of the device with one of the host, before whatever is asked of the device next."""
         if not value.is_contiguous() or value.is_conj() or value.is_neg():

@@ -84,7 +84,7 @@ class TensorKind:
     def copy_into(self, value: torch.Tensor, into: memoryview) -> None:
         transfers = transfers_of(value)
         if transfers is not None:
-            transfers.begin([(value, into)])()
+            transfers.fetch(value, into)
         elif value.is_cpu and not value.is_neg() and not value.is_conj():
             copy_array(as_numpy(value), into)
         else:
@@ -104,6 +104,13 @@ class TensorKind:
 
     def make(self, spec: LeafSpec) -> torch.Tensor:
         return torch.empty(spec.shape, dtype=_DTYPES[spec.dtype])
+
+    def blank(self, spec: LeafSpec) -> torch.Tensor:
+        # torch.zeros writes every byte. NumPy has them from the system; torch's own alignment is kept.
+        size = self.size_bytes(spec)
+        memory = torch.from_numpy(np.zeros(size + 64, np.uint8))
+        start = -memory.data_ptr() % 64
+        return memory[start : start + size].view(_DTYPES[spec.dtype]).view(spec.shape)
 
     def memory(self, value: torch.Tensor) -> memoryview | None:
         plain = value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()

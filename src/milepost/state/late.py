@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from milepost.state.tree import LiveLeaf
+from milepost.state.leaves import LiveLeaf
 
 Copies = list[tuple[Any, memoryview]]
 """Values, none of them empty, and where their bytes go."""

@@ -9,9 +9,10 @@ Names are relative, with ``/`` between parts (``generations/000042.json``); part
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from milepost.errors import ConflictError, NotFoundError, UsageError
 
@@ -77,6 +78,30 @@ class BlobWriter(ABC):
         self.abort()
 
 
+class BlobReader:
+    """Read one name many times over; leaving its context closes it. For one thread at a time.
+
+    This one asks the store each time. A store that has to open a name before it reads it keeps it open instead.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def read_into(self, start: int, into: memoryview) -> int:
+        """Do what `Store.read_into` does."""
+        return self._store.read_into(self._name, start, into)
+
+    def close(self) -> None:
+        """Give up what is held open; never raises. A later read opens it anew."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
 class Guard(AbstractContextManager[None]):
     """Hold a run root against other writers, from entering it to leaving it. Entering may raise what `Store.guard` says."""
 
@@ -115,11 +140,33 @@ class Store(ABC):
         Fewer than ``len(into)`` means that the name ends early. Raises `NotFoundError` as `read` does.
         """
 
+    def open_reader(self, name: str) -> BlobReader:
+        """Return what reads ``name`` without looking it up again for each range. That it is not there shows at the first read."""
+        return BlobReader(self, name)
+
     def drop_cached(self, name: str) -> None:  # noqa: B027 - a request that may always be left unanswered
         """Ask that the next read of ``name`` come from the medium, and not from the memory of this machine.
 
         What rots on a disk is not seen in memory, and a bad read may stay there. A name that is not there is no error.
         """
+
+    def is_cached(self, name: str) -> bool:  # noqa: ARG002
+        """Say whether most of ``name`` is in the memory of this machine; False where nobody can tell, and if it is not there."""
+        return False
+
+    @contextmanager
+    def passing(self, name: str) -> Iterator[None]:
+        """Read ``name`` inside, perhaps in several threads, and leave no copy in the memory of this machine.
+
+        What was there before stays. A blob that is read once, to be verified or resumed from, would else push out files
+        that others on this machine read again and again.
+        """
+        stays = self.is_cached(name)
+        try:
+            yield
+        finally:
+            if not stays:
+                self.drop_cached(name)
 
     @abstractmethod
     def list(self, prefix: str) -> list[Entry]:
@@ -160,8 +207,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def open_blob(self, name: str) -> BlobWriter:
-        """Start a new blob. Until commit its bytes live under ``<name>.part``. The name must never have been used before."""
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
+        """Start a new blob. Until commit its bytes live under ``<name>.part``. The name must never have been used before.
+
+        ``size_bytes`` is how long it will be, if that is known: where room can be set aside for it, a store that lacks it
+        says so now. A blob may turn out shorter or longer.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> None:
