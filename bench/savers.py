@@ -50,6 +50,8 @@ class Saver:
     """When it is finished, the disk has every byte; without it there is nothing to compare a durable save with."""
     clean: Callable[[], object] = lambda: None
     close: Callable[[], object] = lambda: None
+    rest: Callable[[], object] = lambda: None
+    """Waits for what is done beside training once the save is durable: the next sample is not to run beside it."""
     written: Callable[[], int] | None = None
     """Says how many bytes of data the last save wrote; asked before `clean`."""
 
@@ -69,6 +71,7 @@ def contender(saver: Saver, workload: Workload) -> Contender:
             figures["durable"] = durable - started
         if saver.written:
             figures["written"] = float(saver.written())
+        saver.rest()
         saver.clean()
         return figures
 
@@ -123,7 +126,9 @@ def milepost(
 
     workload.change()
     start()()
-    return Saver(name, "milepost", start, close=engine.close, written=lambda: newest[0].new_bytes)
+    rest = engine._background.settle
+    rest()
+    return Saver(name, "milepost", start, close=engine.close, rest=rest, written=lambda: newest[0].new_bytes)
 
 
 def phases(root: Path) -> str:

@@ -67,7 +67,7 @@ def test_a_save_that_shares_what_it_should_write_is_no_measurement(tmp_path: Pat
     with pytest.raises(RuntimeError, match="did not write every byte"):
         saver.start()()
     saver.close()
-    assert phases(tmp_path / "milepost").startswith("milepost's thread, in ms: digest ")
+    assert phases(tmp_path / "milepost").startswith("milepost's thread, in ms: write ")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")

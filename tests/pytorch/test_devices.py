@@ -48,7 +48,7 @@ def filled(number: int, *shape: int) -> torch.Tensor:
 
 
 def staged_bytes(staged: Any) -> list[bytes]:
-    return [bytes(leaf.data) for component in staged.components for leaf in component.leaves]
+    return [bytes(staged.data(leaf)) for component in staged.components for leaf in component.leaves]
 
 
 def test_a_save_returns_while_the_device_still_copies_and_nothing_is_read_before_it_has() -> None:
@@ -173,7 +173,7 @@ def test_a_module_and_its_optimizer_on_a_device_come_back_bit_for_bit(tmp_path: 
 
 
 def test_a_full_disk_at_the_first_file_does_not_have_unread_memory_digested(tmp_path: Any) -> None:
-    from milepost.engine.writer import new_bytes
+    from milepost.engine.placing import new_bytes
 
     with device(opened=False) as (twin, _):
         engine = CheckpointEngine(tmp_path / "run", state={"policy": {"w": twin.own(filled(1, 100))}}, keep=Keep(last=2))

@@ -85,7 +85,7 @@ class Staged:
         self.wave_bytes = wave_bytes
         """How much the largest wave takes in the arena."""
         self.arrived: Arrived = nothing_late
-        """Waits for what a device still copies of the wave. Who reads bytes calls it first: an earlier save's may lie there yet."""
+        """Waits for what a device still copies of the wave. Who reads calls it first: an earlier save's bytes may lie there."""
         self._at = 0
 
     @property
