@@ -8,9 +8,11 @@ from __future__ import annotations
 import errno
 import gc
 import inspect
+import itertools
 import json
 import logging
 import os
+import statistics
 import subprocess
 import sys
 from collections import deque
@@ -160,18 +162,17 @@ def aged(place: Path, rounds: int, writer: str = "thread") -> dict[str, Any]:
 
 
 def grown(looks: list[dict[str, int]], *, noise_bytes: int) -> list[str]:
-    """Return what grew in the second half: counts by one are told, memory by more than noise."""
-    half, quarter = looks[len(looks) // 2 :], max(1, len(looks) // 4)
-    says = [
-        f"{what}: {[look[what] for look in looks]}"
-        for what in ("files", "threads", "children")
-        if len({look[what] for look in half}) > 1
-    ]
-    last, before = half[-quarter:], half[:quarter]
-    for what, noise in (("resident_bytes", noise_bytes), ("mappings", 4)):
-        if min(look[what] for look in last) - max(look[what] for look in before) > noise:
-            says.append(f"{what}: {[look[what] for look in looks]}")
-    return says
+    """Return what grew in the second half: counts that changed at all are told, and what grew by more than noise."""
+    half = looks[len(looks) // 2 :]
+    says = [what for what in ("files", "threads", "children") if len({look[what] for look in half}) > 1]
+    says += [what for what, noise in (("resident_bytes", noise_bytes), ("mappings", 3)) if growth(half, what) > noise]
+    return [f"{what}: {[look[what] for look in looks]}" for what in says]
+
+
+def growth(looks: list[dict[str, int]], what: str) -> float:
+    """Return by how much it grew: the median of the slopes between any two looks, which one odd look does not move."""
+    pairs = itertools.combinations(enumerate(look[what] for look in looks), 2)
+    return statistics.median((b - a) / (m - n) for (n, a), (m, b) in pairs) * (len(looks) - 1)
 
 
 def main() -> None:
