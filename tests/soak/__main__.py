@@ -34,7 +34,7 @@ def main() -> int:
     total = siege(place, counts, seed, tell=lambda line: print(line, flush=True))
     for writer in writers():
         found = aged(place / writer, asked.rounds, writer)
-        total.lost += [f"with the {writer} writer a process grew: {says}" for says in grown(found["looks"], noise_bytes=2 << 20)]
+        total.lost += [f"with the {writer} writer a process grew: {says}" for says in grown(found["looks"], noise_bytes=1 << 20)]
         print(f"{asked.rounds} rounds with the {writer} writer: {found['saved']} saves, {found['resumed']} resumes", flush=True)
     print(f"\n{total}")
     for line in total.lost:

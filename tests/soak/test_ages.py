@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.ages import aged, grown, writers
 
-NOISE_BYTES = 2 << 20
+NOISE_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("writer", writers())
@@ -26,7 +26,7 @@ def look(number: int, **other: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("what", ["files", "threads", "children", "resident_bytes", "mappings"])
 def test_what_grows_is_told(what: str) -> None:
-    step = NOISE_BYTES // 2 if what == "resident_bytes" else 2
+    step = NOISE_BYTES if what == "resident_bytes" else 2
     growing = [look(n, **{what: (1 << 28) + n * step}) for n in range(8)]
     assert [says.partition(":")[0] for says in grown(growing, noise_bytes=NOISE_BYTES)] == [what]
     assert grown([look(n) for n in range(8)], noise_bytes=NOISE_BYTES) == []
