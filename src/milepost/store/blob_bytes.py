@@ -11,12 +11,10 @@ Where the file system refuses direct writes, the grid is 1: everything is writte
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 from contextlib import suppress
 
 from milepost.store.posix import Posix
-from milepost.store.syscalls import address_of
 
 LITTLE_BYTES = 1 << 20
 """Blobs smaller than this are written with one buffered call: to choose and to prepare would take longer."""
@@ -29,8 +27,6 @@ pages pile up, and the speed of the final fsync swings tenfold."""
 
 _PAGE_BYTES = 4096
 _REFUSALS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-log = logging.getLogger("milepost")
 
 
 class WayToDisk:
@@ -74,7 +70,9 @@ class WayToDisk:
         """Try no direct writes any more."""
         if self.direct:
             self.direct = False
-            log.debug("blobs are written through the page cache: no direct writes here (%s)", error)
+            import logging  # not at the top: looking at a run does without, and without ctypes, too
+
+            logging.getLogger("milepost").debug("blobs are written through the page cache: no direct writes here (%s)", error)
 
 
 class BlobBytes:
@@ -149,6 +147,8 @@ class BlobBytes:
 
     def _falls_on_the_grid(self, piece: memoryview) -> bool:
         """Say whether the piece has a byte whose address and whose place in the file are both on the grid."""
+        from milepost.store.syscalls import address_of
+
         return self._grid == 1 or (address_of(piece) - self._written_bytes - self._filled) % self._grid == 0
 
     def _gather(self, piece: memoryview) -> None:
