@@ -51,6 +51,8 @@ def redacted(text: str) -> str:
 
 
 def _redacted(text: str, known: Sequence[str]) -> str:
+    if len(text) < _LEAST and text.isascii() and text.replace(".", "", 1).isalnum():
+        return text  # a number: nothing that is looked for fits into it
     for value in known:
         text = text.replace(value, HIDDEN)
     text = _PEM.sub(HIDDEN, _TOKEN.sub(HIDDEN, _USERINFO.sub(f"{HIDDEN}@", text)))
