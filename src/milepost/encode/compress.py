@@ -136,7 +136,8 @@ class Compressor:
             pool.give(raw)
             return len(raw), stored
 
-        with Crew(pack, threads=self._threads, ahead=self._threads, name="milepost-pack", nice=_NICE) as crew:
+        crew = Crew(pack, threads=self._threads, ahead=self._threads, name="milepost-pack", nice=_NICE)
+        with crew, crew:
 
             def cut(header: bytes, leaves: Iterator[memoryview]) -> Iterator[memoryview]:
                 for raw_bytes, stored in crew.map(_frames(header, leaves, pool)):
