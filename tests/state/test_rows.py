@@ -58,6 +58,9 @@ def test_a_touched_row_is_written_anew_and_lies_over_the_piece_that_had_it() -> 
     assert saves.base is not None
     assert saves.base.tree[3] == [[0, 900], [7, 8]]
     assert saves.staged_bytes == 901 * rows.row_bytes
+    live = ring(1000)
+    restore(live, saves.base.tree, saves.base.records, saves.base, "replay")
+    assert live.arrays["reward"].tolist() == rows.arrays["reward"].tolist()
 
 
 def test_a_failed_save_forgets_nothing_and_a_commit_only_what_it_has_seen() -> None:
