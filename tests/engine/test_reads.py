@@ -463,7 +463,8 @@ def test_one_ctrl_c_before_any_line_leaves_no_thread_and_nothing_is_written_late
 
     before = sys.gettrace()
     try:
-        with Reads(store, manifest, threads=2) as queue:
+        queue = Reads(store, manifest, threads=2)
+        with queue, queue:
             sys.settrace(strike)
             for record, memory in zip(records, into, strict=True):
                 queue.ask("policy", record, memoryview(memory))
