@@ -378,3 +378,27 @@ def test_a_ring_built_anew_is_zero_where_nothing_was_written() -> None:
     assert built.arrays["a"].tolist() == [1, 1, 0, 0, 0]
     assert built.arrays["t"].tolist() == [[1, 1], [1, 1], [0, 0], [0, 0], [0, 0]]
     assert built.arrays["t"].data_ptr() % 64 == 0
+
+
+def test_a_load_forgets_what_was_touched_before_it() -> None:
+    rows, saves = ring(), Saves()
+    write(rows, 6)
+    first = saves.save(rows)
+    rows.arrays["reward"][1] = -1
+    rows.touch(1, 2)
+    restore(rows, first.tree, first.records, first, "replay")
+    staged = saves.staged_bytes
+    saves.save(rows)
+    assert saves.staged_bytes == staged
+
+
+def test_a_reset_starts_another_content_under_the_same_numbers() -> None:
+    rows, saves = ring(), Saves()
+    saves.checks = False
+    write(rows, 6)
+    saves.save(rows)
+    rows.reset()
+    write(rows, 6, salt=1)
+    generation = saves.save(rows)
+    built: Any = inflate(generation.tree, generation.records, generation)
+    assert built.arrays["reward"].tolist() == rows.arrays["reward"].tolist()
