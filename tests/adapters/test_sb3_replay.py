@@ -202,6 +202,30 @@ def test_what_a_class_of_ones_own_gathers_beside_its_rows_is_data() -> None:
     assert [(difference.path, difference.kind) for difference in caught.value.differences] == [("replay/tree", "dtype")]
 
 
+@pytest.mark.parametrize(
+    ("disturb", "told"),
+    [
+        (lambda buffer: buffer.reset(), "the buffer's cursor was moved, and not by add()"),
+        (lambda buffer: setattr(buffer, "rewards", buffer.rewards.copy()), "an array of the buffer was replaced"),
+        (lambda buffer: buffer.rewards.fill(7), "were changed, and nobody said so"),
+    ],
+)
+def test_why_a_buffer_is_saved_whole_is_told(
+    disturb: Any, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()  # what was not said to have changed is looked at
+    store, buffer = MemoryStore(), KINDS["plain"](8, 1)
+    with engine_of(store, buffer) as engine:
+        for number in range(11):
+            add(buffer, number)
+        engine.save(1)
+        disturb(buffer)
+        engine.save(2)
+        engine.save(3)
+    assert caplog.text.count(told) == 1
+    assert any(told.encode() in store.read(entry.name) for entry in store.list("events/"))
+
+
 def test_the_count_goes_on_where_the_checkpoint_was() -> None:
     store, buffer = MemoryStore(), KINDS["plain"](8, 1)
     with engine_of(store, buffer) as engine:
