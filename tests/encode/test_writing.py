@@ -6,6 +6,7 @@ import mmap
 import random
 import sys
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,7 @@ def leaves_of(*sizes: int) -> tuple[list[Item], list[memoryview]]:
     memory = memoryview(mmap.mmap(-1, max(1, sum(sizes))))
     memory[:] = (random.Random(len(memory)).randbytes(len(memory) // 2 + 1) + bytes(len(memory)))[: len(memory)]
     ends = np.cumsum([0, *sizes]).tolist()
-    return [Item(str(n), "uint8", (size,), size) for n, size in enumerate(sizes)], [
-        memory[a:b] for a, b in zip(ends, ends[1:], strict=False)
-    ]
+    return [Item(str(n), "uint8", (size,), size) for n, size in enumerate(sizes)], [memory[a:b] for a, b in pairwise(ends)]
 
 
 def unpacked(data: bytes) -> bytes:
@@ -82,7 +81,7 @@ def test_any_leaves_scattered_or_side_by_side_read_late_or_not_come_back(
     plan, plain, packed = layout(items, {}), Sink(), Sink()
     write_blob(plain, plan, views)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("milepost.encode.compress.MOST_RAW_BYTES", 100)
+        patch.setattr("milepost.encode.compress.FRAME_BYTES", 100)
         result = write_blob(packed, plan, views, compress=Compressor())
     assert unpacked(packed.data) == plain.data
     assert [plain.data[start:stop] for start, stop in plan.offsets] == datas
@@ -114,14 +113,14 @@ def test_leaves_side_by_side_in_memory_are_written_from_there_in_pieces_that_beg
     write_blob(Watching(), plan, views, ["known"] * len(views))
     (first, *rest) = seen
     assert (first[2], len(plan.header) % 4096) == (len(plan.header), 0)
-    assert [(at % 4096, address) for at, address, _ in rest] == [(0, n * 8 * MIB) for n in range(len(rest))]
-    assert len(rest) == 4
+    assert [(at % 4096, address) for at, address, _ in rest] == [(0, n * blob._PIECE_BYTES) for n in range(len(rest))]
+    assert len(rest) == 2
 
 
 def test_the_digest_of_the_next_piece_is_made_while_this_one_is_written_and_the_queue_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    items, views = leaves_of(100 * MIB)
+    items, views = leaves_of(200 * MIB)
     gate, digested = threading.Event(), 0
     update = Digest.update
 
@@ -238,7 +237,7 @@ def test_a_ctrl_c_anywhere_leaves_no_thread_that_writes_to_a_file_which_is_close
                 if seen == at + 1:  # noqa: B023 - this round's
                     sys.settrace(None)
                     raise KeyboardInterrupt
-            return strike  # noqa: B023 - this round's
+            return strike
 
         before = sys.gettrace()
         try:

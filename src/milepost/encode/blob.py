@@ -24,7 +24,8 @@ from milepost.errors import InternalError
 
 PAGE_BYTES = 4096
 """What the data of a blob is aligned to, and the least that its header takes."""
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 16 << 20
+"""How much is digested, and handed on to be written, at once. At each piece both threads ask training for the interpreter."""
 _SMALL_BYTES = 1 << 20
 _GATHER_BYTES = 4 << 20
 _QUEUED_PIECES = 2

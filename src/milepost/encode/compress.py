@@ -28,11 +28,13 @@ RATIO = 1.25
 """How much a sample must shrink. A disk here takes 1 to 2 GB/s, and zstd packs what hardly shrinks at about 1: below a fifth less
 to write the time spent is not won back, neither now nor at each resume."""
 FLOAT_RATIO = 2.0
-"""The same for floats. Weights of bfloat16 shrink by a quarter, and are left alone: they are packed slowest, and change each time.
-Zeros, masks and pictures kept as floats shrink far more."""
+"""The same for floats. Weights of bfloat16 shrink by a quarter, and are left alone: that is the slowest to pack, and new at each
+save. Zeros, masks and pictures kept as floats shrink far more."""
 LEAST_LEAF_BYTES = 4096
 LEAST_BLOB_BYTES = 1 << 20
 """What shrinks goes to a file of its own, and to make a file durable takes as long as to write about this much."""
+FRAME_BYTES = MOST_RAW_BYTES
+"""How much is packed at once."""
 LOOK_AGAIN = 16
 """For how many saves a decision stands."""
 _SAMPLE_BYTES = 16 << 10
@@ -150,17 +152,17 @@ class Compressor:
 
 def _frames(header: bytes, leaves: Iterator[memoryview], pool: Pool) -> Iterator[memoryview]:
     """Yield the raw bytes of each frame. A large leaf begins one of its own: it is unpacked in place, and damaged alone."""
-    for start in range(0, len(header), MOST_RAW_BYTES):
-        yield memoryview(header)[start : start + MOST_RAW_BYTES]
+    for start in range(0, len(header), FRAME_BYTES):
+        yield memoryview(header)[start : start + FRAME_BYTES]
     parts: list[memoryview] = []
     size = 0
     for leaf in leaves:
-        if size and size + len(leaf) > MOST_RAW_BYTES:
+        if size and size + len(leaf) > FRAME_BYTES:
             yield _one(parts, pool)
             parts, size = [], 0
-        whole = len(leaf) - len(leaf) % MOST_RAW_BYTES
-        for start in range(0, whole, MOST_RAW_BYTES):
-            yield leaf[start : start + MOST_RAW_BYTES]
+        whole = len(leaf) - len(leaf) % FRAME_BYTES
+        for start in range(0, whole, FRAME_BYTES):
+            yield leaf[start : start + FRAME_BYTES]
         if whole < len(leaf):
             parts.append(leaf[whole:])
             size += len(leaf) - whole
@@ -170,7 +172,7 @@ def _frames(header: bytes, leaves: Iterator[memoryview], pool: Pool) -> Iterator
 
 def _one(parts: Sequence[memoryview], pool: Pool) -> memoryview:
     """Return the parts as one view: as they lie, if they lie side by side, else gathered."""
-    joined = list(runs(parts, MOST_RAW_BYTES))
+    joined = list(runs(parts, FRAME_BYTES))
     if len(joined) == 1:
         return joined[0]
     into, done = pool.take(), 0

@@ -162,6 +162,8 @@ class Room(NamedTuple):
     """What the largest wave takes."""
     dense_bytes: int
     """What all that is no piece of a log takes."""
+    logs: bool
+    """There are logs in it, whatever of them is new."""
 
 
 def copy_each(leaves: Sequence[Copied], memory: memoryview) -> None:
@@ -198,7 +200,7 @@ def capacity(room: Room, staging_bytes: int | None) -> int:
     if staging_bytes is not None:
         return max(room.size_bytes, min(staging_bytes, room.size_bytes + room.size_bytes // 8))
     # How many rows are added differs from save to save. Only what is written to is real.
-    pieces_bytes = PIECES_BYTES if room.size_bytes > room.dense_bytes or len(room.waves) > 1 else 0
+    pieces_bytes = PIECES_BYTES if room.logs else 0
     return max(room.size_bytes, room.dense_bytes + room.dense_bytes // 8 + pieces_bytes)
 
 
@@ -224,7 +226,8 @@ def lay_out(flat: Mapping[str, Flat], staging_bytes: int | None) -> Room:
         for file in in_files([leaf.size_bytes for _, _, leaf in each], PIECES_BYTES):
             filling.begin_file()
             filling.add(sorted(each[file.start : file.stop], key=lambda found: -_alignment(found[2], elements)))
-    return Room(filling.waves, filling.places, filling.largest, pages(dense_bytes))
+    logs = any(found.logs for found in flat.values())
+    return Room(filling.waves, filling.places, filling.largest, pages(dense_bytes), logs)
 
 
 def _alignment(leaf: LiveLeaf, elements: dict[str, int]) -> int:

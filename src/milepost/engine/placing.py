@@ -90,14 +90,14 @@ def place(session: Session, staged: Staged, order: Order, placed: Placed) -> Non
     """
     whole = staged.wave_count == 1
     planner = session.planner(complete=order.complete, whole=whole)
-    with _Back(session, planner) as back:
-        placing = _Placing(session, staged, planner, back, placed)
-        placed.contents = [_content(component, staged, back, merging=whole) for component in staged.components]
-        placing.check_base()
-        for wave in staged.waves():
-            last = wave == staged.wave_count - 1
-            placing.place([slot for slot in _slots(placed.contents) if _is_due(slot.leaf, wave, last)])
-        placing.count()
+    back = _Back(session, planner)
+    placing = _Placing(session, staged, planner, back, placed)
+    placing.check_base()
+    placed.contents = [_content(component, staged, back, merging=whole) for component in staged.components]
+    for wave in staged.waves():
+        last = wave == staged.wave_count - 1
+        placing.place([slot for slot in _slots(placed.contents) if _is_due(slot.leaf, wave, last)])
+    placing.count()
 
 
 def new_bytes(session: Session, staged: Staged) -> int:
@@ -154,15 +154,7 @@ class _Back:
         self._session = session
         self._stored = planner.stored
         self._base = session.base
-        self._reads: Reads | None = None
         self.read_bytes = 0
-
-    def __enter__(self) -> _Back:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._reads is not None:
-            self._reads.close()
 
     def bytes_of(self, component: str, leaf: StagedLeaf, staged: Staged) -> memoryview:
         """Return a leaf's bytes: out of the arena, or from the base. Raises `StoreError` (``blobs-gone``) if it has none."""
@@ -179,10 +171,9 @@ class _Back:
         data = memoryview(bytearray(record.size_bytes))
         self.read_bytes += record.size_bytes
         try:
-            if self._reads is None:
-                self._reads = Reads(self._session.store, self._base, threads=1)
-            self._reads.ask(component, record, data)
-            self._reads.settle()
+            with Reads(self._session.store, self._base, threads=1) as reads:
+                reads.ask(component, record, data)
+                reads.settle()
         except CorruptError as error:
             # The live memory has these rows still: the next save takes all of them.
             self._session.distrust(self._base.blobs[record.blob].name)
@@ -218,9 +209,10 @@ class _Placing:
     def check_base(self) -> None:
         """Raise `StoreError` (kind ``blobs-gone``) if the base is not to be relied on, and something was not staged for it."""
         if self._planner.distrusted:
-            for slot in _slots(self._placed.contents):
-                if isinstance(slot.leaf, StagedLeaf) and slot.leaf.wave == KEPT:
-                    raise self._back.gone(slot.leaf.path)
+            for component in self._staged.components:
+                for leaf in component.leaves:
+                    if leaf.wave == KEPT:
+                        raise self._back.gone(leaf.path)
 
     def place(self, slots: Sequence[_Slot]) -> None:
         """Write some leaves, or find them in the base. What of them is staged is in the arena now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from milepost.encode.blob import PAGE_BYTES
 from milepost.engine.capture import Staged
 from milepost.engine.placing import new_bytes
 from milepost.engine.session import BALLAST_BYTES, Session
@@ -48,7 +49,7 @@ def survey(session: Session, staged: Staged) -> Room:
     staying, named = _staying(session), {**chain.dropped, **chain.live}
     going = tuple(number for number in sorted(counted) if number not in staying)
     return Room(
-        new_bytes(session, staged) + session.manifest_bytes,
+        new_bytes(session, staged) + PAGE_BYTES + session.manifest_bytes,
         _free_bytes(session),
         {number: _freed(named, {number}) for number in sorted(counted)},
         staying,
