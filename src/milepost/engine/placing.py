@@ -308,7 +308,8 @@ class _Placing:
             name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part, rows, packed)
             placed.tried.append(name)
             try:
-                with session.store.open_blob(name) as sink:
+                # How much will be left of what is compressed nobody knows yet.
+                with session.store.open_blob(name, size_bytes=None if packed else lay.size_bytes) as sink:
                     compressor = Compressor() if packed else None
                     written = write_blob(sink, lay, data, known, strong=self._strong, compress=compressor)
                     sink.commit()

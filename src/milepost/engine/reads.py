@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -57,11 +58,14 @@ class Reads:
         self._stopped = False
         self._threads: list[threading.Thread] = []
         self._own = _Hand(self)
+        self._passing = ExitStack()
         self._ends: dict[int, list[int]] = {}
         self.read_bytes = 0
         """How many bytes of leaves were asked for."""
 
     def __enter__(self) -> Reads:
+        for blob in self.manifest.blobs:
+            self._passing.enter_context(self.store.passing(blob.name, blob.size_bytes))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -70,6 +74,7 @@ class Reads:
         finally:
             # A Ctrl-C may have struck before the first line of the first call, and whoever leaves here uses the live objects.
             self._stop()
+            self._passing.close()
 
     def ask(self, component: str, record: LeafRecord, into: memoryview | None) -> None:
         """Have ``into`` filled with a leaf's bytes by the next `settle`; until then nobody may touch it."""
