@@ -1,4 +1,4 @@
-"""A state larger than what may be staged: copied wave by wave while training waits, whole, and nobody waits for ever. B4, B9, C14"""
+"""A state larger than may be staged: copied in waves while training waits, whole, and nobody waits for ever. B4, B9, C14"""
 
 from __future__ import annotations
 
