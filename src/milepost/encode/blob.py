@@ -138,7 +138,7 @@ def write_blob(
     """
     leaves = _Leaves(plan, views, known, strong, cut=compress is None)
     whole = Digest(strong=strong)
-    pool = buffers()
+    pool = buffers() if compress else Pool(min(plan.size_bytes, _GATHER_BYTES))
     frames: list[tuple[int, int]] = []
     size_bytes = 0
     # A small blob is one piece: there is nothing that its writing could overlap with.

@@ -49,11 +49,11 @@ class CheckpointEngine:
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
     ``writer="inline"`` saves in the calling thread. ``staging_bytes`` is the most memory that a save may copy the state into;
     a larger state is copied in parts, while training waits for the disk. By default it is as much as the state takes, logs
-    (`milepost.Rows`) apart. ``compress="off"`` compresses nothing that shrinks. ``lease_wait`` is how many seconds to wait for another writer to end;
-    with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the environment does, see
-    `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is refused. ``health_eval``
-    is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained again within a week, in
-    a thread beside training.
+    (`milepost.Rows`) apart. ``compress="off"`` compresses nothing, not even what shrinks. ``lease_wait`` is how many seconds
+    to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or
+    the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
+    refused. ``health_eval`` is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained
+    again within a week, in a thread beside training.
 
     One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
     """
@@ -103,17 +103,8 @@ class CheckpointEngine:
         self._blob_bytes, self._compress = blob_bytes, compress
         self._metrics = Metrics(self.keep)
         self._meter = Meter(self._clock, when)
-        self._saving = Saving(
-            self.state,
-            self._clock,
-            self._metrics,
-            self._meter,
-            self._errors,
-            writer,
-            allow_pickle=allow_pickle,
-            exactness=exactness or {},
-            staging_bytes=staging_bytes,
-        )
+        measured = (self._metrics, self._meter, self._errors)
+        self._saving = Saving(self.state, self._clock, *measured, writer, allow_pickle, dict(exactness or {}), staging_bytes)
         self._background = self._saving.background
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from milepost.state.merging import MergedLeaf, merge
 
 FULL = frozenset({"disk-full", "quota"})
 """The kinds of `StoreError` that retiring older generations may cure."""
+_MOST_THREADS = 4
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ def place(session: Session, staged: Staged, order: Order, placed: Placed) -> Non
     placed.contents = [_content(component, staged, back, merging=whole) for component in staged.components]
     for wave in staged.waves():
         last = wave == staged.wave_count - 1
+        placing.training_waits = not last
         placing.place([slot for slot in _slots(placed.contents) if _is_due(slot.leaf, wave, last)])
     placing.count()
 
@@ -203,6 +206,8 @@ class _Placing:
         self._placed = placed
         self._base = session.base
         self._strong = is_signing(session.store)
+        self.training_waits = False
+        """Whoever would need the processors waits for this."""
         self._index_of: dict[int, int] = {}
         """Where among the blobs of this generation one of the base's is."""
 
@@ -308,8 +313,10 @@ class _Placing:
             name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part, rows, packed)
             placed.tried.append(name)
             try:
-                with session.store.open_blob(name) as sink:
-                    compressor = Compressor() if packed else None
+                # How much will be left of what is compressed nobody knows yet.
+                with session.store.open_blob(name, size_bytes=None if packed else lay.size_bytes) as sink:
+                    threads = min(os.cpu_count() or 1, _MOST_THREADS) if self.training_waits else 1
+                    compressor = Compressor(threads=threads) if packed else None
                     written = write_blob(sink, lay, data, known, strong=self._strong, compress=compressor)
                     sink.commit()
                 break

@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -60,11 +61,14 @@ class Reads:
         self._stopped = False
         self._threads: list[threading.Thread] = []
         self._own = _Hand(self)
+        self._passing = ExitStack()
         self._ends: dict[int, list[int]] = {}
         self.read_bytes = 0
         """How many bytes of leaves were asked for."""
 
     def __enter__(self) -> Reads:
+        for blob in self.manifest.blobs:
+            self._passing.enter_context(self.store.passing(blob.name, blob.size_bytes))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -80,6 +84,7 @@ class Reads:
                 except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the live objects any more
                     struck = error
         self._own.close()
+        self._passing.close()
         if struck is not None:
             raise struck
 

@@ -36,7 +36,6 @@ class Saving:
         meter: Meter,
         errors: SaveErrors,
         writer: Literal["thread", "inline"],
-        *,
         allow_pickle: bool,
         exactness: Mapping[str, tuple[Exactness, str]],
         staging_bytes: int | None,
