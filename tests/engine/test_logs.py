@@ -380,8 +380,7 @@ def test_a_piece_that_rotted_is_not_merged_into_a_sound_one_but_written_anew(tmp
             file.write_bytes(data)
         run.buffer.add(50)
         with pytest.raises(SaveFailed) as caught:
-            for _ in range(3):
-                run.save()
+            _ = [run.save() for _ in range(3)]
         assert caught.value.kind == "blobs-gone"
         for _ in range(3):
             run.save()
