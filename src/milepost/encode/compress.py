@@ -88,6 +88,10 @@ class Decisions:
             self._known.clear()
         self._saves += 1
 
+    def shrink(self, leaf: NewLeaf) -> bool:
+        """Return whether the leaf was found to be worth it last."""
+        return self._known.get((leaf.component, log_of(leaf.path), leaf.spec.dtype), False)
+
     def worth(self, leaf: NewLeaf, data: Buffer | Callable[[], Buffer]) -> bool:
         """Return whether the leaf is to be compressed. What would have to be read first is judged by what it is."""
         if leaf.size_bytes < LEAST_LEAF_BYTES:
