@@ -302,7 +302,7 @@ def test_a_cursor_that_was_moved_is_told_once() -> None:
         flatten(counted(buffer).rows, "looked at")
         flat, _ = saves.stage(counted(buffer).rows)
         told.append(flat.logs[0].doubt)
-    assert told == ["the replay buffer: its cursor was moved, and not by add()", "", ""]
+    assert told == ["the buffer's cursor was moved, and not by add()", "", ""]
     assert tracker is counted(buffer)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import SAC, HerReplayBuffer
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from milepost import CheckpointEngine, Keep, MismatchError, every
@@ -200,6 +201,50 @@ def test_what_a_class_of_ones_own_gathers_beside_its_rows_is_data() -> None:
     with engine_of(store, other) as engine, pytest.raises(MismatchError) as caught:
         engine.resume()
     assert [(difference.path, difference.kind) for difference in caught.value.differences] == [("replay/tree", "dtype")]
+
+
+@pytest.mark.parametrize(
+    ("disturb", "told"),
+    [
+        (lambda buffer: buffer.reset(), "the buffer's cursor was moved, and not by add()"),
+        (lambda buffer: setattr(buffer, "rewards", buffer.rewards.copy()), "an array of the buffer was replaced"),
+        (lambda buffer: buffer.rewards.fill(7), "were changed, and nobody said so"),
+    ],
+)
+def test_why_a_buffer_is_saved_whole_is_told(
+    disturb: Any, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()  # what was not said to have changed is looked at
+    store, buffer = MemoryStore(), KINDS["plain"](8, 1)
+    with engine_of(store, buffer) as engine:
+        for number in range(11):
+            add(buffer, number)
+        engine.save(1)
+        disturb(buffer)
+        engine.save(2)
+        engine.save(3)
+    assert caplog.text.count(told) == 1
+    assert any(told.encode() in store.read(entry.name) for entry in store.list("events/"))
+
+
+def test_observations_may_have_any_names() -> None:
+    # They stand in the paths of the pieces, between slashes, dots and brackets.
+    space = spaces.Dict(dict.fromkeys(("cam.front", "a/b", "x[0:3]", "ü ", "observations"), BOX))
+
+    def made() -> Any:
+        return DictReplayBuffer(8, space, ACTION, "cpu")
+
+    store, buffer, other = MemoryStore(), made(), made()
+    with engine_of(store, buffer) as engine:
+        for number in range(13):
+            seen = {name: np.full((1, 2), number + place, np.float32) for place, name in enumerate(space.spaces)}
+            buffer.add(seen, seen, np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
+            if number % 3 == 0:
+                engine.save(number)
+        engine.save(13)
+    with engine_of(store, other) as engine:
+        engine.resume()
+    assert all_of(other) == all_of(buffer)
 
 
 def test_the_count_goes_on_where_the_checkpoint_was() -> None:

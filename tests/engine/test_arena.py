@@ -59,6 +59,7 @@ def test_fifty_saves_of_a_changing_state_ask_for_memory_once(tmp_path: Path, mon
             engine.wait()
             engine._background.settle()
             if step >= 10:
+                gc.collect()
                 peaks.append(tracemalloc.get_traced_memory()[1])
                 tracemalloc.reset_peak()
         tracemalloc.stop()

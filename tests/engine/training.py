@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from milepost import Items, Rows
 from milepost.clock import SystemClock
+from milepost.encode import compress
 from milepost.engine import provenance
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.lifecycle.retain import Keep
 from milepost.records import Summary
+from milepost.store import blob_bytes
 from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
@@ -32,10 +35,18 @@ class _Logs:
 
 @contextmanager
 def with_logs() -> Iterator[None]:
-    """Let every state have logs in it, cut into many small pieces, some of them changed and merged."""
+    """Let every state have logs in it, cut into many small pieces, some of them changed and merged.
+
+    What is done with large blobs only is done with small ones: they are compressed, set aside room for, written directly.
+    """
     before, _Logs.there = _Logs.there, True
     try:
-        yield
+        with (
+            mock.patch.object(blob_bytes, "LARGE_BYTES", 4400),
+            mock.patch.object(compress, "LEAST_LEAF_BYTES", 64),
+            mock.patch.object(compress, "LEAST_BLOB_BYTES", 256),
+        ):
+            yield
     finally:
         _Logs.there = before
 

@@ -12,8 +12,9 @@ from milepost.testing.power import scratch
 from tests.engine.training import with_logs, without_git
 
 
-@pytest.fixture(autouse=True)
-def _with_logs() -> Iterator[None]:
+@pytest.fixture
+def _logs() -> Iterator[None]:
+    """Let the states have logs in them, too."""
     with with_logs():
         yield
 

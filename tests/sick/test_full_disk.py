@@ -175,8 +175,9 @@ def test_history_is_not_given_away_where_all_of_it_would_not_be_enough() -> None
         for value in (1, 2, 3):
             loop.save(value)
         disk.capacity_bytes = disk.used_bytes + SLACK
-        loop.state["policy"]["w"] = np.ones(1_000_000)
-        loop.engine.state["policy"] = {"w": np.ones(1_000_000)}  # type: ignore[index]
+        grown = np.random.default_rng(0).standard_normal(1_000_000)
+        loop.state["policy"]["w"] = grown
+        loop.engine.state["policy"] = {"w": grown}  # type: ignore[index]
         told = told_by_growing(loop)
         assert "would not make room enough" in told["message"]
         assert told["retiring_all_that_may_go_frees_bytes"] < told["needed_bytes"]

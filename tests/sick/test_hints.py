@@ -17,6 +17,8 @@ from milepost.testing.faults import FileOperation
 from milepost.testing.sick import SickPosix, failing
 from tests.engine.training import Training, bits, local, state_at
 
+pytestmark = pytest.mark.usefixtures("_logs")
+
 HINTS = {
     "events": (layout.EVENTS, "open_append"),
     "LATEST": (layout.LATEST, "replace"),

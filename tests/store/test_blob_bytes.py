@@ -22,8 +22,8 @@ from milepost.clock import FakeClock
 from milepost.encode.blob import Item, layout, write_blob
 from milepost.errors import StoreError
 from milepost.store import syscalls
-from milepost.store.base import Store
-from milepost.store.blob_bytes import BUFFER_BYTES, CALL_BYTES, LITTLE_BYTES
+from milepost.store.base import LARGE_BYTES, Store
+from milepost.store.blob_bytes import BUFFER_BYTES, CALL_BYTES
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 from milepost.testing.faults import FaultyPosix, FileOperation
@@ -114,7 +114,7 @@ WAYS: dict[str, Callable[[], Changed]] = {
 
 splits = st.lists(
     st.tuples(
-        st.one_of(st.integers(0, 300), st.integers(LITTLE_BYTES - 2, LITTLE_BYTES + 2), st.integers(0, 2 * BUFFER_BYTES)),
+        st.one_of(st.integers(0, 300), st.integers(LARGE_BYTES - 2, LARGE_BYTES + 2), st.integers(0, 2 * BUFFER_BYTES)),
         st.one_of(st.sampled_from([0, PAGE, 64]), st.integers(0, 2 * PAGE)),
         st.booleans(),
     ),
@@ -136,7 +136,7 @@ def test_any_pieces_from_anywhere_make_the_same_file(
         posix.instead["write"] = short_by(dice)
     size, store = sum(map(len, pieces)), local(place, posix)
     write(store, given_pieces, round(size * told) or None)
-    assert cut or store._way.direct == ("direct writes" not in way or size < LITTLE_BYTES), "none was refused for its place"
+    assert cut or store._way.direct == ("direct writes" not in way or size < LARGE_BYTES), "none was refused for its place"
     assert (place / NAME).read_bytes() == b"".join(pieces)
     (place / NAME).unlink()
 
@@ -210,11 +210,11 @@ def test_the_buffer_is_used_again_and_never_by_two_at_once(tmp_path: Path) -> No
     assert len({address for address, _ in posix.written}) == 1
     one, two = store.open_blob("blobs/one"), store.open_blob("blobs/two")
     for blob, content in ((one, b"1"), (two, b"2"), (one, b"3"), (two, b"4")):
-        blob.write(content * (LITTLE_BYTES + 1))
+        blob.write(content * (LARGE_BYTES + 1))
     one.commit()
     two.abort()
     assert len(store._way._kept) == 1
-    assert (tmp_path / "blobs" / "one").read_bytes() == b"1" * (LITTLE_BYTES + 1) + b"3" * (LITTLE_BYTES + 1)
+    assert (tmp_path / "blobs" / "one").read_bytes() == b"1" * (LARGE_BYTES + 1) + b"3" * (LARGE_BYTES + 1)
 
 
 def test_a_direct_write_that_is_cut_short_off_the_grid_goes_on_buffered_and_the_next_blob_directly() -> None:
@@ -337,7 +337,7 @@ def test_a_signal_at_every_attempt_to_set_room_aside_does_not_hold_a_save_up(mon
     assert len(tries) == 3
 
 
-@pytest.mark.parametrize("actual", [0, 5, LITTLE_BYTES - 1, LITTLE_BYTES + 1, 2 * BUFFER_BYTES, 3 * BUFFER_BYTES])
+@pytest.mark.parametrize("actual", [0, 5, LARGE_BYTES - 1, LARGE_BYTES + 1, 2 * BUFFER_BYTES, 3 * BUFFER_BYTES])
 def test_a_blob_that_is_shorter_or_longer_than_it_was_said_to_be_is_as_long_as_it_is(place: Path, actual: int) -> None:
     write(local(place), [ARENA[:actual]], 2 * BUFFER_BYTES)
     assert (place / NAME).read_bytes() == ARENA[:actual]
@@ -421,19 +421,19 @@ def test_reading_in_passing_leaves_the_page_cache_as_it_was(on_disk: Path) -> No
     store = local(on_disk)
     write(store, [ARENA])
     assert not store.is_cached(NAME)
-    with store.passing(NAME):
+    with store.passing(NAME, len(ARENA)):
         assert store.read(NAME) == bytes(ARENA)
         assert store.is_cached(NAME)
     assert resident(on_disk / NAME) == 0
     assert store.read(NAME) == bytes(ARENA)
-    with store.passing(NAME):
+    with store.passing(NAME, len(ARENA)):
         store.read_into(NAME, 0, memoryview(bytearray(100)))
     assert resident(on_disk / NAME) >= len(ARENA), "somebody else uses it"
 
 
 def test_passing_by_a_name_that_is_gone_is_no_error_of_its_own(tmp_path: Path) -> None:
     store = local(tmp_path)
-    with store.passing("blobs/nothing"):
+    with store.passing("blobs/nothing", LARGE_BYTES):
         assert not store.is_cached("blobs/nothing")
-    with local(tmp_path, Changed(cached_bytes=refuse(errno.ENOSYS))).passing("blobs/nothing"):
+    with local(tmp_path, Changed(cached_bytes=refuse(errno.ENOSYS))).passing("blobs/nothing", LARGE_BYTES):
         pass

@@ -10,8 +10,7 @@ import pytest
 
 from milepost.clock import SystemClock
 from milepost.errors import NotFoundError
-from milepost.store.base import Store
-from milepost.store.blob_bytes import LITTLE_BYTES
+from milepost.store.base import LARGE_BYTES, Store
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 from milepost.testing.faults import run_and_kill
@@ -42,9 +41,9 @@ def write_blob(store: Store) -> None:
 
 
 def write_large_blob(store: Store) -> None:
-    with store.open_blob("blobs/1", size_bytes=2 * LITTLE_BYTES) as blob:
+    with store.open_blob("blobs/1", size_bytes=2 * LARGE_BYTES) as blob:
         blob.write(NEW)
-        blob.write(bytes(LITTLE_BYTES) + NEW)
+        blob.write(bytes(LARGE_BYTES) + NEW)
         blob.commit()
 
 
@@ -70,7 +69,7 @@ def test_a_kill_anywhere_leaves_old_bytes_or_new_ones_and_only_marked_litter(
         killed = run_and_kill(lambda posix, root=root: action(local(root, posix)), number)  # type: ignore[misc]
         found = read(local(root), name)
         if case == CASES["large blob"] and found is not None:
-            assert found == NEW + bytes(LITTLE_BYTES) + NEW
+            assert found == NEW + bytes(LARGE_BYTES) + NEW
             found = NEW
         assert found in (old, NEW)
         assert len(litter(local(root))) <= 1

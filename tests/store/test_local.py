@@ -12,8 +12,8 @@ import pytest
 
 from milepost.clock import FakeClock, SystemClock
 from milepost.errors import ConflictError, NotFoundError, StoreError, UsageError
-from milepost.store.base import Entry, Store
-from milepost.store.blob_bytes import BLOCK_BYTES, LITTLE_BYTES
+from milepost.store.base import LARGE_BYTES, Entry, Store
+from milepost.store.blob_bytes import BLOCK_BYTES
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 from milepost.testing import StoreTests
@@ -407,8 +407,8 @@ def write_blob(store: Store) -> None:
 
 
 def write_large_blob(store: Store) -> None:
-    with store.open_blob("blobs/new", size_bytes=LITTLE_BYTES + 100) as blob:
-        blob.write(bytes(LITTLE_BYTES))
+    with store.open_blob("blobs/new", size_bytes=LARGE_BYTES + 100) as blob:
+        blob.write(bytes(LARGE_BYTES))
         blob.write(b"new")
         blob.commit()
 

@@ -143,8 +143,11 @@ def write_blob(
     size_bytes = 0
     # A small blob is one piece: there is nothing that its writing could overlap with.
     threads = 0 if plan.size_bytes <= _PIECE_BYTES else 1
+    # Entered twice: see there.
+    io = Crew(_writing(sink), threads=threads, ahead=1 if compress else _QUEUED_PIECES, name="milepost-io")
     with (
-        Crew(_writing(sink), threads=threads, ahead=1 if compress else _QUEUED_PIECES, name="milepost-io") as io,
+        io,
+        io,
         compress.packing(pool, frames) if compress else nullcontext(partial(_pieces, pool)) as cut,
     ):
         for piece in io.map(_digested(whole, cut(plan.header, iter(leaves)))):

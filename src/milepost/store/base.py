@@ -21,6 +21,10 @@ Survives: TypeAlias = Literal["nothing", "kill", "power-cut", "machine-loss"]
 GuardedBy: TypeAlias = Literal["process", "lock", "lease"]
 
 
+LARGE_BYTES = 1 << 20
+"""From here on it is worth a thought how bytes are written, and whether they stay in the memory of the machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One listed name. ``size_bytes`` is exact at the moment of the listing."""
@@ -155,13 +159,13 @@ class Store(ABC):
         return False
 
     @contextmanager
-    def passing(self, name: str) -> Iterator[None]:
+    def passing(self, name: str, size_bytes: int) -> Iterator[None]:
         """Read ``name`` inside, perhaps in several threads, and leave no copy in the memory of this machine.
 
         What was there before stays. A blob that is read once, to be verified or resumed from, would else push out files
-        that others on this machine read again and again.
+        that others on this machine read again and again. Little is left where it is.
         """
-        stays = self.is_cached(name)
+        stays = size_bytes < LARGE_BYTES or self.is_cached(name)
         try:
             yield
         finally:

@@ -14,10 +14,9 @@ import errno
 import mmap
 from contextlib import suppress
 
+from milepost.store.base import LARGE_BYTES
 from milepost.store.posix import Posix
 
-LITTLE_BYTES = 1 << 20
-"""Blobs smaller than this are written with one buffered call: to choose and to prepare would take longer."""
 BUFFER_BYTES = 4 << 20
 CALL_BYTES = 8 << 20
 """How much one call writes. Smaller ones cost a fifth of the speed of direct writes."""
@@ -93,7 +92,7 @@ class BlobBytes:
 
     def allocate(self, size_bytes: int) -> None:
         """Set blocks aside, so that a full disk says so before the first byte is written, and the file lies in few pieces."""
-        if size_bytes >= LITTLE_BYTES and self._posix.preallocate(self._descriptor, size_bytes):
+        if size_bytes >= LARGE_BYTES and self._posix.preallocate(self._descriptor, size_bytes):
             self._allocated_bytes = size_bytes
 
     def write(self, piece: memoryview) -> None:
@@ -101,7 +100,7 @@ class BlobBytes:
         if self._memory is None:
             # Each system call lets go of the GIL, and getting it back from a busy training thread may take milliseconds:
             # thousands of small leaves are written together.
-            if len(self._little) + len(piece) < LITTLE_BYTES:
+            if len(self._little) + len(piece) < LARGE_BYTES:
                 self._little += piece
                 return
             self._begin()
@@ -136,7 +135,7 @@ class BlobBytes:
         self._gather(memoryview(little))
 
     def _put(self, piece: memoryview) -> None:
-        if len(piece) >= LITTLE_BYTES and self._falls_on_the_grid(piece):
+        if len(piece) >= LARGE_BYTES and self._falls_on_the_grid(piece):
             head = -(self._written_bytes + self._filled) % self._grid
             self._gather(piece[:head])
             self._flush()

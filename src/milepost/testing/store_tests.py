@@ -90,7 +90,7 @@ class StoreTests(StoreWritingTests):
         store.drop_cached("a")
         store.drop_cached("b")
         assert store.read("a") == b"0123456789"
-        with store.passing("a"), store.passing("b"):
+        with store.passing("a", 1 << 30), store.passing("b", 1 << 30):
             assert store.read("a") == b"0123456789"
         assert not store.is_cached("b")
         assert store.read("a") == b"0123456789"

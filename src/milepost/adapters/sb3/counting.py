@@ -73,7 +73,7 @@ class Counted:
                 # HER draws from episodes wherever they lie, and reset() leaves them there: all there is may be drawn.
                 self.rows.reset(self._capacity + buffer.pos + self._ahead)
                 self.infos = self._infos_of(buffer)
-            self.doubt("its cursor was moved, and not by add()")
+            self.doubt("the buffer's cursor was moved, and not by add()")
 
     def recount(self, buffer: ReplayBuffer) -> None:
         """Begin anew with what the buffer says of itself: nothing that was saved is relied on."""
@@ -101,7 +101,7 @@ class Counted:
 
     def doubt(self, reason: str) -> None:
         """Have the next save take the whole buffer; each reason is told once."""
-        self.rows.doubt("" if reason in self._told else f"the replay buffer: {reason}")
+        self.rows.doubt("" if reason in self._told else reason)
         self._told.add(reason)
 
     def touch_last(self) -> None:
@@ -116,7 +116,7 @@ class Counted:
 
     def _advance(self, buffer: ReplayBuffer, written: int) -> None:
         if not written and not trusts_its_add(buffer):
-            self.doubt("its own add() did not move the cursor; a class with milepost_rows says that such a call wrote nothing")
+            self.doubt("add() did not move the cursor; a class with milepost_rows says that such a call wrote nothing")
         elif written > 1 and self._starts is not None:
             self.doubt("a call of add() wrote several rows of an episode")
         if self._ahead:
@@ -175,14 +175,16 @@ def counted(buffer: ReplayBuffer) -> Counted:
 def counting(buffer: ReplayBuffer) -> Counted:
     """Return what counts the rows of ``buffer``, put in the place of its ``add`` at the first call."""
     found = vars(buffer).get("add")
-    if not isinstance(found, Counted) or not found.counts(buffer):
-        # Anew, too, where an array was replaced. What somebody else has put there is called by ours.
-        inner = found._inner if isinstance(found, Counted) else found
-        if isinstance(inner, types.MethodType) and inner.__self__ is buffer and inner.__func__ is type(buffer).add:
-            inner = None  # what a pickle of a counted buffer was given: held by itself, the buffer would never go by itself
-        found = Counted(buffer, inner)
-        vars(buffer)["add"] = found
-    return found
+    if isinstance(found, Counted) and found.counts(buffer):
+        return found
+    # Anew, too, where an array was replaced. What somebody else has put there is called by ours.
+    inner = found._inner if isinstance(found, Counted) else found
+    if isinstance(inner, types.MethodType) and inner.__self__ is buffer and inner.__func__ is type(buffer).add:
+        inner = None  # what a pickle of a counted buffer was given: held by itself, the buffer would never go by itself
+    made = vars(buffer)["add"] = Counted(buffer, inner)
+    if isinstance(found, Counted):
+        made.doubt("an array of the buffer was replaced")
+    return made
 
 
 def _episode_starts(buffer: Any) -> Any:
