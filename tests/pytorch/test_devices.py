@@ -26,6 +26,7 @@ from milepost.pytorch.devices import Transfers, forget_device
 from milepost.pytorch.twin import POISON, Twin
 from milepost.state import late
 from milepost.store.memory import MemoryStore
+from tests.soak.ages import writers
 
 SLAB = 1 << 12
 
@@ -75,6 +76,22 @@ def test_an_update_in_place_right_after_a_save_is_not_in_it(tmp_path: Any) -> No
         engine.close()
         assert torch.equal(milepost.load(tmp_path / "run")["policy"]["w"], filled(1, 5000))
         assert torch.equal(weights, filled(2, 5000))
+
+
+@pytest.mark.skipif("process" not in writers(), reason="there is no writer process yet")
+def test_a_writer_process_hears_of_a_save_once_the_device_has_copied_it(tmp_path: Any) -> None:
+    with device(opened=False, slabs=64) as (twin, _):
+        weights = twin.own(filled(1, 5000))
+        writer: Any = "process"
+        engine = CheckpointEngine(tmp_path / "run", state={"policy": {"w": weights}}, writer=writer)
+        opening = threading.Timer(0.3, twin.open)
+        opening.start()
+        engine.save(1)
+        twin.launch(lambda: weights.add_(1))
+        engine.wait()
+        engine.close()
+        opening.join()
+        assert torch.equal(milepost.load(tmp_path / "run")["policy"]["w"], filled(1, 5000))
 
 
 def test_a_state_larger_than_the_pool_goes_through_it_in_turns() -> None:
@@ -182,7 +199,7 @@ def test_a_full_disk_at_the_first_file_does_not_have_unread_memory_digested(tmp_
         staged = capture(engine.state, arena)
         opening = threading.Timer(0, twin.open)
         opening.start()
-        assert new_bytes(session, staged) == 400
+        assert new_bytes(session, staged)[0] == 400
         assert staged_bytes(staged) == [filled(1, 100).numpy().tobytes()]
         opening.join()
         engine.close()
