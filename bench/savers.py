@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,7 @@ def closing(savers: Sequence[Saver]) -> Iterator[None]:
 
 def writers() -> list[str]:
     """Return the ways in which milepost writes beside training here."""
-    return [
-        one for one in ("thread", "process") if one in str(inspect.signature(CheckpointEngine).parameters["writer"].annotation)
-    ]
+    return ["thread", *(["process"] if find_spec("milepost.engine.process_writer") else [])]
 
 
 def milepost(

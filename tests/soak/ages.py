@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import inspect
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +146,7 @@ def live(place: Path, rounds: int, writer: str = "thread") -> tuple[list[Held], 
 
 def writers() -> list[str]:
     """Return the ways in which milepost writes beside training here."""
-    return [
-        one for one in ("thread", "process") if one in str(inspect.signature(CheckpointEngine).parameters["writer"].annotation)
-    ]
+    return ["thread", *(["process"] if find_spec("milepost.engine.process_writer") else [])]
 
 
 def aged(place: Path, rounds: int, writer: str = "thread") -> dict[str, Any]:
