@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import tempfile
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,8 @@ def _live() -> Any:
         "policy": OrderedDict(weight=np.zeros((2, 3), np.float32), bias=np.array(0.0), frozen=np.zeros(300)),
         "rng": np.random.Generator(np.random.MT19937(1)),
         "replay": {"rows": np.zeros((4, 5), np.uint8), "position": 0, "full": False},
+        "ring": milepost.Rows({"a": np.zeros((6, 2)), "b": np.zeros(6, np.int32)}),
+        "queue": milepost.Items(deque(maxlen=4)),
     }
 
 

@@ -130,22 +130,25 @@ def test_of_many_damaged_rows_a_line_names_a_few_and_counts_the_others() -> None
 
 def test_damage_that_passes_on_a_second_read_is_none_in_a_frame_either(saved: tuple[Path, Manifest, BlobRecord]) -> None:
     root, manifest, packed = saved
+    leaves = {leaf.path: leaf for component in manifest.components for leaf in component.leaves}
 
     class Flaky(FaultStore):
-        times = 1
+        at = -1
 
         def read_into(self, name: str, start: int, into: memoryview) -> int:
             got = super().read_into(name, start, into)
-            if name == packed.name and self.times:
-                self.times -= 1
-                into[len(into) // 2] ^= 1
+            if name == packed.name and start <= self.at < start + got:
+                into[self.at - start] ^= 1
+                self.at = -1
             return got
 
-    store = Flaky(local(root))
-    blobs = Blobs(store, full=True)
-    (replay,) = (component for component in manifest.components if component.name == "replay")
-    assert all(blobs.is_sound(manifest, leaf) for leaf in replay.leaves)
-    assert store.times == 0
+    # Some of these flips cannot be unpacked, others give other bytes: neither may be what the second look finds.
+    for path, frame in ((ROWS[0], 1), ("sampler/order", 4)):
+        for byte in range(*frames_of(packed)[frame]):
+            store = Flaky(local(root))
+            store.at = byte
+            assert Blobs(store, full=True).is_sound(manifest, leaves[path])
+            assert store.at == -1
 
 
 def test_what_rots_after_a_frame_was_unpacked_is_seen_by_the_next_who_reads(saved: tuple[Path, Manifest, BlobRecord]) -> None:

@@ -118,6 +118,9 @@ def test_what_is_less_than_a_file_of_its_own_costs_stays_with_the_rest() -> None
     small = np.zeros(100_000, np.uint8)
     assert split([leaf("x/a", small)], [bytes_of(small)], Decisions()) == ((0,), ())
     assert split([], [], Decisions()) == ((), ())
+    rows = np.zeros(10_000, np.uint8)
+    both = [leaf("x/a", small), leaf("replay.observations[0:10]", rows)]
+    assert split(both, [bytes_of(small), bytes_of(rows)], Decisions()) == ((0,), (1,)), "rows have a file of their own anyway"
 
 
 class Watched:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from milepost.encode import blob
 from milepost.encode.blob import Item, layout, order, write_blob
-from milepost.encode.compress import Compressor
+from milepost.encode.compress import Compressor, buffers
 from milepost.encode.digest import Digest, digest_of, xxh3
 from milepost.encode.frames import read_range
+from milepost.encode.runs import Pool
 from milepost.testing.faults import HANG_S
 from tests.encode.test_blob import Sink
 
@@ -43,7 +44,7 @@ def unpacked(data: bytes) -> bytes:
 @pytest.mark.parametrize("packer", [None, Compressor(), Compressor(threads=3)])
 @pytest.mark.parametrize("strong", [False, True])
 def test_what_is_written_is_the_same_safetensors_file_packed_or_not(packer: Compressor | None, strong: bool) -> None:
-    items, views = leaves_of(100, 0, 5 * MIB, 17, 9 * MIB + 3, 300_000)
+    items, views = leaves_of(100, 0, 5 * MIB, 17, 33 * MIB + 3, 300_000)
     plan, sink = layout(items, {"run": "r"}), Sink()
     result = write_blob(sink, plan, views, strong=strong, compress=packer)
     raw = unpacked(sink.data) if packer else sink.data
@@ -206,6 +207,16 @@ def test_what_is_read_late_is_read_in_the_order_of_the_file_and_let_go_of() -> N
     write_blob(Sink(), layout(items, {}), [late(index) for index in range(20)])
     assert (turns, alive) == (list(range(20)), 0)
     assert most <= blob._QUEUED_PIECES + 4
+
+
+@pytest.mark.parametrize("packer", [None, Compressor(), Compressor(threads=3)])
+def test_buffers_are_used_again_once_they_are_written(packer: Compressor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[Pool] = []
+    monkeypatch.setattr(blob, "buffers", lambda: pools.append(buffers()) or pools[-1])
+    views = [memoryview(bytearray(300_000)) for _ in range(400)]
+    items = [Item(str(n), "uint8", (300_000,), 300_000) for n in range(400)]
+    write_blob(Sink(), layout(items, {}), views, compress=packer)
+    assert len(pools[0]) <= (2 * (packer._threads + 2) + 2 if packer else blob._QUEUED_PIECES + 2)
 
 
 def test_a_small_blob_needs_no_thread_and_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.view import read
 from milepost.records import BlobRecord, LeafRecord
+from milepost.state.rows import Rows
 from milepost.store.base import Store
 from milepost.store.memory import MemoryStore
 from milepost.store.posix import Posix
@@ -386,6 +387,27 @@ def test_two_saved_arrays_over_one_live_memory_end_as_the_later_one(tmp_path: Pa
     assert set(one.tolist()) == {2}
 
 
+@in_place
+def test_rows_of_a_ring_come_back_into_its_own_arrays_by_several_threads(tmp_path: Path) -> None:
+    def ring(count: int) -> dict[str, Any]:
+        rows = np.arange(max(0, count - 1000), count)
+        arrays = {"obs": np.zeros((1000, 9), np.int32), "done": np.zeros(1000, np.bool_)}
+        arrays["obs"][rows % 1000], arrays["done"][rows % 1000] = rows[:, None] * 9 + np.arange(9), rows % 3 == 0
+        return {"replay": Rows(arrays, count=count), "policy": np.full(10, count), "counters": {"step": count}}
+
+    with start(tmp_path, ring(2345)) as engine:
+        engine.save(1)
+    live = ring(17)
+    arrays = dict(live["replay"].arrays)
+    with start(tmp_path, live) as engine:
+        assert engine.resume() is not None
+    saved = ring(2345)["replay"]
+    assert live["replay"].count == 2345
+    for name, array in live["replay"].arrays.items():
+        assert array is arrays[name]
+        assert array.tobytes() == saved.arrays[name].tobytes()
+
+
 # --- what goes wrong on the way -----------------------------------------------------------------------------------------
 
 
@@ -441,7 +463,8 @@ def test_one_ctrl_c_before_any_line_leaves_no_thread_and_nothing_is_written_late
 
     before = sys.gettrace()
     try:
-        with Reads(store, manifest, threads=2) as queue:
+        queue = Reads(store, manifest, threads=2)
+        with queue, queue:
             sys.settrace(strike)
             for record, memory in zip(records, into, strict=True):
                 queue.ask("policy", record, memoryview(memory))

@@ -17,7 +17,7 @@ from milepost.encode.digest import Buffer
 from milepost.encode.frames import MOST_RAW_BYTES, most_stored
 from milepost.encode.runs import Pool, runs
 from milepost.errors import InternalError
-from milepost.records import LeafSpec, log_of
+from milepost.records import LeafSpec, is_piece, log_of
 
 if TYPE_CHECKING:
     import zstandard
@@ -108,11 +108,14 @@ class Decisions:
 def split(
     leaves: Sequence[NewLeaf], data: Sequence[Buffer | Callable[[], Buffer]], decisions: Decisions
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (plain, compressed): the indices of the leaves of one save by how they are to be stored, each in rising order."""
+    """Return (plain, compressed): the indices of the leaves of one save by how they are to be stored, each in rising order.
+
+    Pieces of logs are in files of their own anyway. What else shrinks must be worth a file together.
+    """
     decisions.next_save()
     packed = [index for index, leaf in enumerate(leaves) if decisions.worth(leaf, data[index])]
-    if sum(leaves[index].size_bytes for index in packed) < LEAST_BLOB_BYTES:
-        return tuple(range(len(leaves))), ()
+    if sum(leaves[index].size_bytes for index in packed if not is_piece(leaves[index].path)) < LEAST_BLOB_BYTES:
+        packed = [index for index in packed if is_piece(leaves[index].path)]
     chosen = frozenset(packed)
     return tuple(index for index in range(len(leaves)) if index not in chosen), tuple(packed)
 
@@ -137,7 +140,8 @@ class Compressor:
             pool.give(raw)
             return len(raw), stored
 
-        with Crew(pack, threads=self._threads, ahead=self._threads, name="milepost-pack", nice=_NICE) as crew:
+        crew = Crew(pack, threads=self._threads, ahead=self._threads, name="milepost-pack", nice=_NICE)
+        with crew, crew:
 
             def cut(header: bytes, leaves: Iterator[memoryview]) -> Iterator[memoryview]:
                 for raw_bytes, stored in crew.map(_frames(header, leaves, pool)):

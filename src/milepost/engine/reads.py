@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -43,6 +44,9 @@ class Reads:
 
     What looks damaged is read once more, past the page cache and alone, before it is believed: a flaky read is not damage,
     nor is one that the store says may be tried again. Used by one thread.
+
+    Where live objects are filled, enter it twice, ``with reads, reads:``. A Ctrl-C may strike just as the first exit begins,
+    and whoever leaves then goes on with objects that a thread would still write to.
     """
 
     def __init__(self, store: Store, manifest: Manifest, *, threads: int | None = None) -> None:
@@ -57,19 +61,32 @@ class Reads:
         self._stopped = False
         self._threads: list[threading.Thread] = []
         self._own = _Hand(self)
+        self._passing = ExitStack()
         self._ends: dict[int, list[int]] = {}
         self.read_bytes = 0
         """How many bytes of leaves were asked for."""
 
     def __enter__(self) -> Reads:
+        for blob in self.manifest.blobs:
+            self._passing.enter_context(self.store.passing(blob.name, blob.size_bytes))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        try:
-            self._stop()
-        finally:
-            # A Ctrl-C may have struck before the first line of the first call, and whoever leaves here uses the live objects.
-            self._stop()
+        """Drop what nobody has begun to read and wait for the rest, whatever strikes meanwhile."""
+        self._stopped = True
+        struck: BaseException | None = None
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the live objects any more
+                    struck = error
+        self._own.close()
+        self._passing.close()
+        if struck is not None:
+            raise struck
 
     def ask(self, component: str, record: LeafRecord, into: memoryview | None) -> None:
         """Have ``into`` filled with a leaf's bytes by the next `settle`; until then nobody may touch it."""
@@ -134,25 +151,6 @@ class Reads:
             # The machine has no more threads to give. Those there are, or the caller alone, do the same work later.
             self._threads.pop()
             self._most_threads = len(self._threads)
-
-    def _stop(self) -> None:
-        """Drop what nobody has begun to read and wait for the rest, whatever strikes meanwhile.
-
-        After that nothing more is written to live memory.
-        """
-        self._stopped = True
-        struck: BaseException | None = None
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            while thread.is_alive():
-                try:
-                    thread.join()
-                except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the live objects any more
-                    struck = error
-        self._own.close()
-        if struck is not None:
-            raise struck
 
     def _add_small(self) -> None:
         # In the order of the file, which is not that of the tree: wider types come first in it.
