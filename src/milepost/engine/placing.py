@@ -111,7 +111,6 @@ def new_bytes(session: Session, staged: Staged) -> tuple[int, int]:
     """
     if staged.wave_count > 1:
         return staged.size_bytes, 0
-    staged.arrived()
     strong = is_signing(session.store)
     leaves = [
         NewLeaf(
@@ -317,10 +316,10 @@ class _Placing:
             name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part, rows, packed)
             placed.tried.append(name)
             try:
+                threads = min(os.cpu_count() or 1, _MOST_THREADS) if self.training_waits else 1
+                compressor = Compressor(threads=threads) if packed else None
                 # How much will be left of what is compressed nobody knows yet.
                 with session.store.open_blob(name, size_bytes=None if packed else lay.size_bytes) as sink:
-                    threads = min(os.cpu_count() or 1, _MOST_THREADS) if self.training_waits else 1
-                    compressor = Compressor(threads=threads) if packed else None
                     written = write_blob(sink, lay, data, known, strong=self._strong, compress=compressor)
                     sink.commit()
                 break
