@@ -188,11 +188,8 @@ def test_pieces_lie_in_files_that_say_which_rows_they_hold_and_go_with_the_last_
         assert any(".600-1600." in name for name in names)
 
 
-def failing(store: FaultStore, **how: Any) -> None:
-    store.fail("commit_blob", error=StoreError("could not write", kind="io", retryable=False), **how)
-
-
-def test_after_a_save_that_failed_the_next_has_all_that_was_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operation", "name"), [("commit_blob", "blobs/*"), ("create", "generations/*")])
+def test_after_a_save_that_failed_the_next_has_all_that_was_in_it(tmp_path: Path, operation: str, name: str) -> None:
     store = FaultStore(local(tmp_path))
     with Run(store) as run:
         run.buffer.add(1_000)
@@ -200,7 +197,7 @@ def test_after_a_save_that_failed_the_next_has_all_that_was_in_it(tmp_path: Path
         run.buffer.add(100)
         run.buffer.write(10, 999)
         run.buffer.rows.touch(10, 11)
-        failing(store, times=2)
+        store.fail(operation, name, StoreError("could not write", kind="io", retryable=False, undone=True), times=2)
         with pytest.raises(SaveFailed):
             run.save()
         run.buffer.add(100)
@@ -383,8 +380,7 @@ def test_a_piece_that_rotted_is_not_merged_into_a_sound_one_but_written_anew(tmp
             file.write_bytes(data)
         run.buffer.add(50)
         with pytest.raises(SaveFailed) as caught:
-            for _ in range(3):
-                run.save()
+            _ = [run.save() for _ in range(3)]
         assert caught.value.kind == "blobs-gone"
         for _ in range(3):
             run.save()

@@ -1,7 +1,8 @@
-"""A ring of rows is saved as what was added or touched since the last commit, and nothing that was changed is forgotten."""
+"""B4, B9: a ring of rows is saved as what was added or touched since the last commit; nothing that was changed is forgotten."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -402,3 +403,14 @@ def test_a_reset_starts_another_content_under_the_same_numbers() -> None:
     generation = saves.save(rows)
     built: Any = inflate(generation.tree, generation.records, generation)
     assert built.arrays["reward"].tolist() == rows.arrays["reward"].tolist()
+
+
+def test_a_copy_of_a_ring_has_arrays_and_notes_of_its_own() -> None:
+    rows, saves = ring(), Saves()
+    write(rows, 6)
+    saves.save(rows)
+    copied = copy.deepcopy({"rows": rows, "reward": rows.arrays["reward"]})
+    other: Any = copied["rows"]
+    assert other.arrays["reward"] is copied["reward"]
+    assert other.arrays["reward"] is not rows.arrays["reward"]
+    assert (other.count, other.log.known) == (6, None)

@@ -33,6 +33,8 @@ save. Zeros, masks and pictures kept as floats shrink far more."""
 LEAST_LEAF_BYTES = 4096
 LEAST_BLOB_BYTES = 1 << 20
 """What shrinks goes to a file of its own, and to make a file durable takes as long as to write about this much."""
+TRIFLE = 8
+"""What is less than one part in so many of a log goes with the rest of it: rewards with pictures, flags with observations."""
 FRAME_BYTES = MOST_RAW_BYTES
 """How much is packed at once."""
 LOOK_AGAIN = 16
@@ -86,6 +88,10 @@ class Decisions:
             self._known.clear()
         self._saves += 1
 
+    def shrink(self, leaf: NewLeaf) -> bool:
+        """Return whether the leaf was found to be worth it last."""
+        return self._known.get((leaf.component, log_of(leaf.path), leaf.spec.dtype), False)
+
     def worth(self, leaf: NewLeaf, data: Buffer | Callable[[], Buffer]) -> bool:
         """Return whether the leaf is to be compressed. What would have to be read first is judged by what it is."""
         if leaf.size_bytes < LEAST_LEAF_BYTES:
@@ -106,14 +112,32 @@ def split(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (plain, compressed): the indices of the leaves of one save by how they are to be stored, each in rising order.
 
-    Pieces of logs are in files of their own anyway. What else shrinks must be worth a file together.
+    Pieces of logs are in files of their own anyway, best in one for each log. What else shrinks must be worth a file together.
     """
     decisions.next_save()
-    packed = [index for index, leaf in enumerate(leaves) if decisions.worth(leaf, data[index])]
-    if sum(leaves[index].size_bytes for index in packed if not is_piece(leaves[index].path)) < LEAST_BLOB_BYTES:
-        packed = [index for index in packed if is_piece(leaves[index].path)]
-    chosen = frozenset(packed)
-    return tuple(index for index in range(len(leaves)) if index not in chosen), tuple(packed)
+    worth_it = [decisions.worth(leaf, data[index]) for index, leaf in enumerate(leaves)]
+    logs: dict[tuple[str, str], list[int]] = {}
+    others: list[int] = []
+    for index, leaf in enumerate(leaves):
+        log = (leaf.component, log_of(leaf.path).rpartition(".")[0])
+        (logs.setdefault(log, []) if is_piece(leaf.path) else others).append(index)
+    if sum(leaves[index].size_bytes for index in others if worth_it[index]) < LEAST_BLOB_BYTES:
+        _decide(worth_it, others, False)
+    for pieces in logs.values():
+        whole = sum(leaves[index].size_bytes for index in pieces)
+        shrinks = sum(leaves[index].size_bytes for index in pieces if worth_it[index])
+        if whole >= TRIFLE * min(shrinks, whole - shrinks):
+            _decide(worth_it, pieces, 2 * shrinks > whole)
+    return _where(worth_it, False), _where(worth_it, True)
+
+
+def _decide(worth_it: list[bool], indices: Sequence[int], decision: bool) -> None:
+    for index in indices:
+        worth_it[index] = decision
+
+
+def _where(worth_it: Sequence[bool], wanted: bool) -> tuple[int, ...]:
+    return tuple(index for index, worth in enumerate(worth_it) if worth is wanted)
 
 
 class Compressor:

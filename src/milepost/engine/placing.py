@@ -103,13 +103,14 @@ def place(session: Session, staged: Staged, order: Order, placed: Placed) -> Non
     placing.count()
 
 
-def new_bytes(session: Session, staged: Staged) -> int:
-    """Return how many bytes of leaves a save of ``staged`` has to write: of those that are shared, none.
+def new_bytes(session: Session, staged: Staged) -> tuple[int, int]:
+    """Return how many bytes of leaves a save of ``staged`` has to write, and the least it may come to once they are compressed.
 
-    Of a state that comes in waves nobody knows what is shared before it has come: then all that is staged.
+    Of leaves that are shared, none. Of a state that comes in waves nobody knows what is shared before it has come: then all
+    that is staged, or nothing.
     """
     if staged.wave_count > 1:
-        return staged.size_bytes
+        return staged.size_bytes, 0
     strong = is_signing(session.store)
     leaves = [
         NewLeaf(
@@ -123,7 +124,9 @@ def new_bytes(session: Session, staged: Staged) -> int:
         for leaf in component.leaves
     ]
     planned = plan(leaves, session.base)
-    return sum(leaves[index].size_bytes for index in (*planned.fresh, *planned.moved))
+    new = [leaves[index] for index in (*planned.fresh, *planned.moved)]
+    shrinking = session.decisions.shrink if session.decisions else lambda _: False
+    return sum(leaf.size_bytes for leaf in new), sum(0 if shrinking(leaf) else leaf.size_bytes for leaf in new)
 
 
 def _content(component: StagedComponent, staged: Staged, back: _Back, *, merging: bool) -> Content:
@@ -313,10 +316,10 @@ class _Placing:
             name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part, rows, packed)
             placed.tried.append(name)
             try:
+                threads = min(os.cpu_count() or 1, _MOST_THREADS) if self.training_waits else 1
+                compressor = Compressor(threads=threads) if packed else None
                 # How much will be left of what is compressed nobody knows yet.
                 with session.store.open_blob(name, size_bytes=None if packed else lay.size_bytes) as sink:
-                    threads = min(os.cpu_count() or 1, _MOST_THREADS) if self.training_waits else 1
-                    compressor = Compressor(threads=threads) if packed else None
                     written = write_blob(sink, lay, data, known, strong=self._strong, compress=compressor)
                     sink.commit()
                 break
