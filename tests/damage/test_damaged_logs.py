@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from milepost.engine import oneshot
-from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import read
 from milepost.records import BlobRecord, LeafRecord, Manifest
-from tests.damage.damaged import flip
+from tests.damage.damaged import flip, make_run_with_logs
 from tests.engine.training import Training, bits, local, state_at, with_logs
 
 LAST = 9
@@ -31,11 +30,9 @@ def _logs() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose generations hold pieces of each other's, some of them packed, some covered, some merged."""
+    """Return a run which no test changes for longer than it runs."""
     root = tmp_path_factory.mktemp("logs") / "run"
-    with with_logs(), Training(root, keep=Keep(last=3)) as training:
-        for step in range(1, LAST + 1):
-            training.save(step)
+    make_run_with_logs(root, LAST)
     return root
 
 
