@@ -19,7 +19,7 @@ from milepost.publish.view import read
 from milepost.records import Manifest
 from milepost.store.base import Store
 from milepost.testing.faults import run_in_child
-from tests.engine.training import bits, local
+from tests.engine.training import Training, bits, local, with_logs
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -85,6 +85,13 @@ def make_run(root: Path) -> None:
     pins.pin(store, 4, by="a test")
     run_id = pins.read(store).run_id
     quarantine.mark(store, clock, run_id=run_id, term=4, number=5, kind="damaged", reason="looked so once")
+
+
+def make_run_with_logs(root: Path, steps: int) -> None:
+    """Write so many generations and keep three, which hold pieces of each other's: some packed, some covered, some merged."""
+    with with_logs(), Training(root, keep=Keep(last=3)) as training:
+        for step in range(1, steps + 1):
+            training.save(step)
 
 
 def claim_and_die(root: Path) -> None:
