@@ -32,10 +32,14 @@ class Arena:
         self.close()
         # An eighth more than asked for, so that a slowly growing state does not fault in fresh memory at each save.
         size = -(-(total_bytes + total_bytes // 8) // ALIGNMENT) * ALIGNMENT
-        self._map = mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map = self._allocate(size)
         self._view = memoryview(self._map)
+
+    def _allocate(self, size_bytes: int) -> mmap.mmap:
+        memory = mmap.mmap(-1, size_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
 
     def take(self, size_bytes: int) -> memoryview:
         """Return the next ``size_bytes`` of writable memory."""
