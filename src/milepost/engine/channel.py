@@ -65,6 +65,8 @@ class Channel:
         data = bytearray(size_bytes)
         view = memoryview(data)
         while view:
+            if self._socket.fileno() < 0:
+                return None
             ended = self._wait(within_s)
             try:
                 room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)

@@ -19,13 +19,15 @@ from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
 from milepost.engine.overhead import Flight, Meter
+from milepost.engine.process_writer import ProcessWriter, check_process_writer, deadline_of
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import write_with_relief
 from milepost.engine.resuming import Resuming, parts_asked_for
 from milepost.engine.save_errors import SaveErrors
 from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Order, Session
-from milepost.engine.settings import check_settings, whole
+from milepost.engine.settings import WriterKind, check_settings, whole
+from milepost.engine.shared_arena import SharedArena
 from milepost.errors import MilepostError, UsageError
 from milepost.lifecycle.budget import Overhead
 from milepost.lifecycle.recover import Which
@@ -52,7 +54,8 @@ class CheckpointEngine:
     ``fingerprint`` names what must be equal for the same bits to come out (``{"env/id": "CartPole-v1"}``).
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
-    ``writer="inline"`` saves in the calling thread. ``lease_wait`` is how many seconds to wait for another writer to end;
+    ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: it takes less from training, and what
+    was staged when the trainer is killed is published all the same, within ``writer_deadline``. ``lease_wait`` is how many seconds to wait for another writer to end;
     with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the environment does, see
     `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is refused. ``health_eval``
     is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained again within a week, in
@@ -74,7 +77,8 @@ class CheckpointEngine:
         strict: bool = False,
         on_save_error: Literal["raise", "warn"] = "raise",
         save_errors_max: int = 3,
-        writer: Literal["thread", "inline"] = "thread",
+        writer: WriterKind = "thread",
+        writer_deadline: str | float = "60s",
         allow_pickle: bool = False,
         trust_pickle: bool = False,
         lease_wait: float = 0.0,
@@ -88,10 +92,13 @@ class CheckpointEngine:
         redact_the_log()
         self.state = components_of(state)
         check_settings(when, keep, on_save_error, writer)
+        self._deadline_s = deadline_of(writer_deadline)
         self.keep = keep or Keep()
         self.exactness = dict(exactness or {})
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)
+        if writer == "process":
+            check_process_writer(self._store)
         self._when = when
         self._fingerprint = dict(fingerprint or {})
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
@@ -103,8 +110,9 @@ class CheckpointEngine:
         self._scrub_s = period_of(scrub)
         self._scrubbing: Scrubbing | None = None
         self._blob_bytes = blob_bytes
-        self._arena = Arena()
-        self._background = Background(writer)
+        self._arena = SharedArena() if writer == "process" else Arena()
+        self._process: ProcessWriter | None = None
+        self._background = Background("inline" if writer == "inline" else "thread")
         self._inline = writer == "inline"
         self._metrics = Metrics(self.keep)
         self._meter = Meter(self._clock, when)
@@ -163,6 +171,11 @@ class CheckpointEngine:
                     guard=guard,
                     blob_bytes=self._blob_bytes,
                 )
+                if isinstance(self._arena, SharedArena):
+                    self._process = ProcessWriter(self._open.session, self._arena, guard, self._deadline_s)
+                    self._held.callback(self._process.close)  # left before the guard is: it holds the lock as well
+                    self._held.callback(self._process.close)
+                    self._process.start()
                 self._begin_from(None)
                 if self._scrub_s is not None:
                     self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
@@ -308,12 +321,19 @@ class CheckpointEngine:
         if self._scrubbing:
             self._scrubbing.answered()
         flight = self._meter.save(now.monotonic_ns)
+        if self._process is not None:
+            self._process.post(staged, order)
         self._background.start(lambda: self._write(staged, order, flight))
         self._meter.released()
         if self._inline:
             self._surface()
 
     def _write(self, staged: Staged, order: Order, flight: Flight) -> None:
+        if self._process is not None:
+            with flight:
+                self._process.finish()
+            self._process.clear_up()
+            return
         with flight:
             write_with_relief(self._claimed.session, staged, order)
 

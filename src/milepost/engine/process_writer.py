@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import socket
-import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TypeVar
 
-from milepost.engine import forks, messages
+from milepost.engine import messages
 from milepost.engine.capture import Staged
-from milepost.engine.channel import Channel, ChannelError
-from milepost.engine.messages import Done, Hello, Letter, Note, Over, PlacedComponent, PlacedLeaf, Posted, Trying
+from milepost.engine.catch_up import catch_up
+from milepost.engine.messages import Done, Letter, Over, PlacedComponent, PlacedLeaf, Posted, State
 from milepost.engine.session import Order, Session
 from milepost.engine.shared_arena import MemoryFile, SharedArena
-from milepost.engine.writer import discard
+from milepost.engine.writer_child import WriterChild
 from milepost.errors import StoreError, UsageError
-from milepost.publish import layout
-from milepost.publish.generation import check_still_ours, settle_attempt
-from milepost.publish.pointer import point_at
+from milepost.lifecycle.amounts import seconds_of
 from milepost.publish.signed import unwrapped
 from milepost.records import Manifest
 from milepost.store.base import Guard, Store
 from milepost.store.local import LocalStore
-from milepost.store.lock import FileGuard
-from milepost.store.process import Writer, process_start_time
-
-T = TypeVar("T")
+from milepost.store.lock import LONGEST_DEADLINE_S
 
 log = logging.getLogger("milepost")
 
 RESTARTS = 3
 """How often one save is posted again after its writer died."""
-START = "import sys; sys.path += sys.argv[2:]; from milepost.engine.writer_process import main; main(int(sys.argv[1]))"
-"""What the process runs. Its arguments are the socket and where the trainer has found milepost and what that stands on."""
-_NEEDED = ("milepost", "msgspec", "numpy", "xxhash")
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""It computes nothing: a pool of threads would only take memory."""
 _IDLE_S = 60.0
 """How long a writer with nothing to write may take to end before it is killed."""
 
@@ -62,6 +45,19 @@ def check_process_writer(store: Store) -> None:
         )
 
 
+def deadline_of(setting: str | float) -> float:
+    """Return how many seconds a writer may go on without its trainer; `UsageError` (kind ``bad-setting``) for what cannot be."""
+    deadline_s = seconds_of(setting)
+    if not 0 < deadline_s <= LONGEST_DEADLINE_S:
+        raise UsageError(
+            "a writer needs some time to finish without its trainer, and at most ten minutes, since the next start waits for it",
+            kind="bad-setting",
+            hint='writer_deadline="60s"',
+            writer_deadline=setting,
+        )
+    return deadline_s
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     staged: Staged
@@ -69,7 +65,7 @@ class _Job:
 
 
 class ProcessWriter:
-    """Start a writer, post saves to it, and see to it that it ends.
+    """Post saves to a writer process, and see to it that there is one.
 
     One save at a time: `post` is called by the thread that trains, `finish` and `clear_up` by the one beside it.
     """
@@ -80,107 +76,40 @@ class ProcessWriter:
         self._guard = guard
         self._deadline_ms = round(deadline_s * 1e3)
         self._letters = MemoryFile("milepost-letters")
-        self._complaints = MemoryFile("milepost-complaints")
-        """What the writer says on its standard error: nobody's terminal or pipe is kept open by it."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._child: WriterChild | None = None
+        self._base: messages.BaseKey | None = None
+        """The base that it knows."""
         self._job: _Job | None = None
         """What was posted last, until all that follows from it is known."""
-        self._announced: list[str] = []
-        self._base: messages.BaseKey | None = None
-        """The base that the writer knows."""
         self._refused: StoreError | None = None
-        """Why there is no writer for what was posted."""
+        """Why there was no writer to post it to."""
 
-    def start(self) -> None:
-        """Start the process. It needs a tenth of a second until it listens; what is posted meanwhile waits for it."""
-        try:
-            self._launch()
-            self._greet()
-        except OSError as error:
-            self._abandon()
-            raise _not_started(self._session, error) from error
-        except BaseException:  # a Ctrl-C: one that was not greeted could not make sense of anything
-            self._abandon()
-            raise
-
-    def _launch(self) -> None:
-        self._complaints.put(b"")
+    def start(self) -> WriterChild:
+        """Start a process, since there is none. Raises `StoreError`."""
         self._base = None
-        with forks.no_fork():
-            ours, theirs = socket.socketpair()
-            self._channel = Channel(ours)
-            with theirs:
-                forks.withhold(ours.fileno())
-                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-I", "-S", "-X", "faulthandler", "-c", START, str(theirs.fileno()), *_places()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._complaints.descriptor,
-                    pass_fds=(theirs.fileno(),),
-                    cwd="/",
-                    env={**os.environ, **_ONE_THREAD},
-                    start_new_session=True,  # a Ctrl-C, or a signal to the trainer's group, is not for it
-                )
-        forks.tell(self._forget)
-
-    def _abandon(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._end()
-        elif self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    def _greet(self) -> None:
-        """Name the writer in the lock file, and only then hand it the lock: whoever finds that held must know by whom."""
-        store, key = unwrapped(self._session.store)
-        assert isinstance(store, LocalStore)
-        assert self._channel is not None
-        assert self._process is not None
-        guard = self._guard if isinstance(self._guard, FileGuard) else None
-        lock = guard.descriptor if guard else None
-        started = process_start_time(self._process.pid)
-        if guard is not None and started is not None:
-            guard.name_writer(Writer(self._process.pid, started, self._deadline_ms))
-        chain, attempt = self._session.chain, self._session.provenance.attempt
-        hello = Hello(
-            store.root, key, chain.run_id, chain.term, attempt, self._deadline_ms, guard.holder if guard and lock else None
-        )
-        trainer = os.pidfd_open(os.getpid())
-        try:
-            shared = [self._arena.descriptor, self._letters.descriptor, trainer, *([lock] if lock is not None else [])]
-            with suppress(ChannelError):  # it is dead already: `finish` finds that, and why
-                self._channel.send(messages.encode(hello), shared)
-        finally:
-            os.close(trainer)
+        self._child = WriterChild(self._session, self._arena.descriptor, self._letters.descriptor, self._guard, self._deadline_ms)
+        return self._child
 
     def post(self, staged: Staged, order: Order) -> None:
-        """Say that a save is staged. When this returns, it no longer needs the trainer. What goes wrong is for `finish` to tell."""
+        """Say that a save is staged: when this returns, it no longer needs the trainer. `finish` tells what goes wrong."""
         if self._job is not None:
             self._settle()
-        self._announced, self._refused = [], None
+        self._refused = None
         self._job = _Job(staged, order)
         try:
-            if self._channel is None:
-                self.start()
-            if not self._send(self._job):
-                self._tell(self._end())
-                self.start()
-                self._send(self._job)
+            if not self._send(self._child or self.start()):
+                self._tell(self._ended())
+                self._send(self.start())
         except StoreError as error:
             self._refused = error
 
-    def _send(self, job: _Job) -> bool:
-        """Write the letter and send word of it; return whether there was anybody to send it to."""
-        letter = messages.encode(self._letter(job))
+    def _send(self, child: WriterChild) -> bool:
+        """Write the letter, and send word of it; return whether there was anybody to send it to."""
+        assert self._job is not None
+        letter = messages.encode(self._letter(self._job))
         self._letters.put(letter)
-        assert self._channel is not None
-        try:
-            self._channel.send(messages.encode(Posted(len(letter), self._arena.size_bytes)))
-        except ChannelError:
-            return False
-        return True
+        child.announced.clear()
+        return child.send(Posted(len(letter), self._arena.size_bytes))
 
     def _letter(self, job: _Job) -> Letter:
         session = self._session
@@ -204,168 +133,88 @@ class ProcessWriter:
     def finish(self) -> Manifest:
         """Wait until the save is published, and return its manifest, or raise what it died of, as `write_with_relief` does.
 
-        Where the writer dies, what it has published by then is found, and it is started and told once more.
+        Where the writer dies, what it has published by then is found, and else it is started anew and told once more.
         """
-        assert self._job is not None
-        if self._refused is not None:
+        try:
+            return self._finish()
+        except BaseException:
             self._job = None
+            raise
+
+    def _finish(self) -> Manifest:
+        if self._refused is not None:
             raise self._refused
-        for left in reversed(range(RESTARTS + 1)):
-            done = self._hear(Done)
+        left = RESTARTS
+        while True:
+            assert self._child is not None
+            done = self._child.hear(Done)
             if done is not None:
-                return self._take(done)
-            ended = self._end()
-            try:
-                published = self._catch_up()
-            except BaseException:
-                self._job = None
-                raise
+                return self._outcome(done)
+            announced = self._child.announced
+            ended = self._ended()
+            published = catch_up(self._session, announced)
             if published is None and not left:
-                self._job = None
                 raise _gone(self._session, ended)
             self._tell(ended)
             if published is not None:
                 return published
-            self.start()
-            self._send(self._job)
-        raise AssertionError
+            left -= 1
+            self._send(self.start())
 
-    def _take(self, done: Done) -> Manifest:
-        messages.take_in(self._session, done.state)
-        self._base = done.state.base
+    def _outcome(self, done: Done) -> Manifest:
+        self._take_in(done.state)
         if done.failure is not None:
-            self._job = None
             raise messages.error_of(done.failure)
         assert self._session.base is not None
         return self._session.base
 
     def clear_up(self) -> None:
         """Wait until what followed the save is done, too. Where the writer died over it, the next save makes up for it."""
-        if self._channel is not None:
-            over = self._hear(Over)
+        if self._child is not None:
+            over = self._child.hear(Over)
             if over is not None:
-                messages.take_in(self._session, over.state)
+                self._take_in(over.state)
             else:
-                self._tell(self._end())
+                self._tell(self._ended())
         self._job = None
 
-    def _hear(self, kind: type[T], within_s: float | None = None) -> T | None:
-        """Wait for a message of this kind, and attend to those before it; None if the writer has ended."""
-        assert self._channel is not None
-        while True:
-            received = self._channel.receive(within_s)
-            if received is None:
-                return None
-            message = messages.from_writer(received)
-            if isinstance(message, Trying):
-                self._announced.append(message.write_id)
-            elif isinstance(message, Note):
-                log.log(message.level, "%s", message.text)
-            if isinstance(message, kind):
-                return message
+    def _take_in(self, state: State) -> None:
+        messages.take_in(self._session, state)
+        self._base = state.base
 
-    def _catch_up(self) -> Manifest | None:
-        """Learn what a writer that died has published, and return it if the save is among it (rule 12).
-
-        It may have died just after its manifest was there, and before it could say so. To write the state once more would be
-        no harm, but the number is taken: found without this, it would look like another writer's.
-        """
-        session, chain = self._session, self._session.chain
-        check_still_ours(session.store, chain)
-        published = None
-        while self._announced:
-            chain.tried.update(self._announced)
-            chain.attempts.update(self._announced)
-            landed = settle_attempt(session.store, chain)
-            if landed is None:
-                break
-            session.base = landed
-            if landed.trim_of is None:
-                published = landed
-            elif session.resumed_from == landed.trim_of:
-                session.resumed_from = landed.number
-        if published is not None:
-            with suppress(StoreError):  # a hint
-                point_at(session.store, chain, published, session.store.read(layout.manifest(published.number)))
-        self._clear_litter()
-        return published
-
-    def _clear_litter(self) -> None:
-        """Delete what a writer that died has written and no manifest names: nobody else would before the next claim.
-
-        Unless it has tried a manifest of which nobody knows whether it will appear yet: then they go with its number.
-        """
-        store, chain = self._session.store, self._session.chain
-        named = {blob.name for each in (*chain.live.values(), *chain.dropped.values()) for blob in each.blobs}
-        named |= chain.condemned | chain.attempted
-        ours = [each.name for each in store.list(layout.BLOBS) if layout.blob_term(each.name) == chain.term]
-        litter = [name for name in ours if name not in named and not name.endswith(".tmp")]
-        if chain.tried:
-            chain.attempted.update(name for name in litter if not name.endswith(".part"))
-        discard(self._session, litter)
+    def _ended(self) -> str:
+        assert self._child is not None
+        ended = self._child.end()
+        self._child = None
+        return ended
 
     def _tell(self, ended: str) -> None:
-        order = self._job.order if self._job else None
-        self._session.events.write("writer-restarted", step=order.step if order else None, ended=ended)
-        log.warning("the writer process %s; it is started anew, and what was staged is posted again", ended)
-
-    def _end(self) -> str:
-        """Wait for the end of the process, and say what it died of."""
-        process, channel = self._process, self._channel
-        assert process is not None
-        assert channel is not None
-        channel.close()
-        status = process.wait()
-        forks.untell(self._forget)
-        self._process = self._channel = None
-        complaint = self._complaints.end().decode(errors="replace")
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{how}: {complaint.strip()}" if complaint.strip() else how
+        step = self._job.order.step if self._job else None
+        self._session.events.write("writer-restarted", step=step, ended=ended)
+        log.warning("the writer process %s; another is started, and what was staged is posted to it", ended)
 
     def _settle(self) -> None:
-        """Find out what became of a save that was posted and whose end nobody waited for: a Ctrl-C came in between."""
-        self._drain(None)
-        self._end()
-        self._catch_up()
+        """Find out what became of a save that was posted and for which nobody has waited: a Ctrl-C came in between."""
+        if self._child is not None:
+            self._child.finish(self._take_in, None)
+            announced = self._child.announced
+            self._ended()
+            catch_up(self._session, announced)
         self._job = None
-
-    def _drain(self, within_s: float | None) -> None:
-        """Tell the writer that there will be no more, and hear what it still has to say until it ends."""
-        assert self._channel is not None
-        self._channel.end()
-        while (message := self._hear(object, within_s)) is not None:
-            if isinstance(message, Done | Over):
-                messages.take_in(self._session, message.state)
 
     def close(self) -> None:
         """Have the writer end, once it has written what was posted. May be called again."""
-        if self._channel is not None and self._process is not None:
+        if self._child is not None:
             try:
                 # One that has nothing to write may be stopped, or hang in deleting: it is waited for, but not for ever.
-                self._drain(None if self._job is not None else _IDLE_S)
+                self._child.finish(self._take_in, None if self._job is not None else _IDLE_S)
+                self._ended()
             except TimeoutError:
-                self._process.kill()
-            self._end()
+                self._child.kill()
+                self._child = None
         self._job = None
         self._arena.give_back()
         self._letters.close()
-        self._complaints.close()
-
-    def _forget(self) -> None:
-        """Own nothing in a forked child: the process is not its child."""
-        if self._process is not None:
-            self._process.returncode = 0
-
-
-def _not_started(session: Session, error: OSError) -> StoreError:
-    return StoreError(
-        "the writer process could not be started",
-        kind="no-writer",
-        retryable=True,
-        hint='look at the limits of processes and memory, or use writer="thread"',
-        root=session.store.url,
-        cause=str(error),
-    )
 
 
 def _gone(session: Session, ended: str) -> StoreError:
@@ -377,13 +226,3 @@ def _gone(session: Session, ended: str) -> StoreError:
         root=session.store.url,
         ended=ended,
     )
-
-
-def _places() -> list[str]:
-    """Return where the trainer has found what the writer needs: it is to look nowhere else, in the working directory say."""
-    found: dict[str, None] = {}
-    for name in _NEEDED:
-        spec = find_spec(name)
-        if spec is not None and spec.submodule_search_locations:
-            found[os.path.dirname(os.path.abspath(spec.submodule_search_locations[0]))] = None
-    return list(found)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
+from typing import Literal, TypeAlias, get_args
 
 from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep
+
+WriterKind: TypeAlias = Literal["thread", "process", "inline"]
 
 
 def check_settings(when: object, keep: object, on_save_error: str, writer: str) -> None:
@@ -17,13 +20,13 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str) 
         found["keep"] = keep
     if on_save_error not in ("raise", "warn"):
         found["on_save_error"] = on_save_error
-    if writer not in ("thread", "inline"):
+    if writer not in get_args(WriterKind):
         found["writer"] = writer
     if found:
         raise UsageError(
             "an engine cannot be made with these settings",
             kind="bad-setting",
-            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "inline"',
+            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "process"',
             **found,
         )
 

@@ -31,7 +31,9 @@ class MemoryFile:
             written += os.pwrite(self.descriptor, memoryview(data)[written:], written)
 
     def end(self, most_bytes: int = 4096) -> bytes:
-        """Return the last bytes of it."""
+        """Return the last bytes of it; none once it was given up."""
+        if not self.close.alive:
+            return b""
         return os.pread(self.descriptor, most_bytes, max(0, os.fstat(self.descriptor).st_size - most_bytes))
 
 
