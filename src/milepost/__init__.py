@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from milepost.lifecycle.retain import Keep
     from milepost.lifecycle.triggers import every
     from milepost.records import Difference, LeafSpec, Version
+    from milepost.state.items import Items
     from milepost.state.opaque import Opaque
     from milepost.state.protocol import Comparable, Stateful
     from milepost.state.rng import Rng
+    from milepost.state.rows import Rows
 
 _HOMES = {
     "CheckpointEngine": "milepost.engine.checkpoint_engine",
@@ -41,6 +43,7 @@ _HOMES = {
     "CorruptError": "milepost.errors",
     "Difference": "milepost.records",
     "InternalError": "milepost.errors",
+    "Items": "milepost.state.items",
     "Keep": "milepost.lifecycle.retain",
     "LeafSpec": "milepost.records",
     "MilepostError": "milepost.errors",
@@ -49,6 +52,7 @@ _HOMES = {
     "NotFoundError": "milepost.errors",
     "Opaque": "milepost.state.opaque",
     "Rng": "milepost.state.rng",
+    "Rows": "milepost.state.rows",
     "SaveFailed": "milepost.errors",
     "ServiceError": "milepost.errors",
     "Stateful": "milepost.state.protocol",
@@ -70,6 +74,7 @@ __all__ = [
     "CorruptError",
     "Difference",
     "InternalError",
+    "Items",
     "Keep",
     "LeafSpec",
     "MilepostError",
@@ -78,6 +83,7 @@ __all__ = [
     "NotFoundError",
     "Opaque",
     "Rng",
+    "Rows",
     "SaveFailed",
     "ServiceError",
     "Stateful",

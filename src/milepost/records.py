@@ -6,12 +6,13 @@ would bend (floats, integers beyond 64 bits) are stored as text, see `Metric` an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from milepost.text import plain
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The version of the bytes on disk. It moves only with a decision record."""
 
 Exactness: TypeAlias = Literal["exact", "approximate", "not captured"]
@@ -47,7 +48,7 @@ class LeafSpec:
 
 @dataclass(frozen=True, slots=True)
 class LeafRecord:
-    """Say where the bytes of one leaf lie: bytes ``[start, stop)`` of the file of ``blobs[blob]`` of its manifest."""
+    """Say where the bytes of one leaf lie: bytes ``[start, stop)`` of the raw file of ``blobs[blob]`` of its manifest."""
 
     path: str
     kind: str
@@ -70,6 +71,19 @@ class LeafRecord:
         return self.stop - self.start
 
 
+_ROWS = re.compile(r"\[\d+:\d+\]\Z", re.ASCII)
+
+
+def is_piece(path: str) -> bool:
+    """Return whether a leaf is a piece of a log: its path ends in the rows that it holds."""
+    return _ROWS.search(path) is not None
+
+
+def log_of(path: str) -> str:
+    """Return the path of the log that a leaf is a piece of; of any other leaf its own."""
+    return _ROWS.sub("", path)
+
+
 @dataclass(frozen=True, slots=True)
 class BlobRecord:
     """Name one blob and say how it must look: all its bytes, header included."""
@@ -78,6 +92,13 @@ class BlobRecord:
     size_bytes: int
     digest: str
     """XXH3-128 of the whole file, 32 hexadecimal digits; ``sha256:`` and 64 of them in a signed run."""
+    frames: tuple[tuple[int, int], ...] = ()
+    """Of a compressed blob (raw bytes, stored bytes) of each of its zstd frames, in order. Empty: it is stored as it is."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Return the size of the safetensors file: leaves lie at offsets in it. Compressed, the file in the store is smaller."""
+        return sum(raw for raw, _ in self.frames) if self.frames else self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ def test_a_resume_after_a_flipped_bit_anywhere_takes_the_newest_sound_generation
         assert trainer.is_at(restored.step)
         assert [skipped.split()[1] for skipped in restored.skipped] == [str(n) for n in (6, 5) if n > restored.generation]
         older = [f"generation {number} unreadable: a record is damaged" for number in (4, 5) if file == layout.manifest(number)]
-        harmless = file in {blob.name for blob in read(local(run)).live[restored.generation].blobs}
+        # In a file's header: it was read only where something newer was found damaged, so that nothing was taken on trust.
+        harmless = restored.generation < 6 and file in {blob.name for blob in read(local(run)).live[restored.generation].blobs}
         told = [f"generation {restored.generation} damaged: {file} (no component, only"] if harmless else []
         assert [text[: len(due)] for text, due in zip(restored.warnings, [*told, *older], strict=False)] == [*told, *older]
         assert restored.exact
@@ -124,7 +125,7 @@ def test_a_bit_flipped_in_a_blob_that_all_generations_share_leaves_nothing_and_e
     trainer.engine.close()
     live = read(local(root)).live
     (shared,) = set.intersection(*({blob.name for blob in summary.blobs} for summary in live.values()))
-    flip(root / shared, 3000, 1)
+    flip(root / shared, 4096 + 3000, 1)
     late = Trainer(root)
     with pytest.raises(CorruptError) as caught:
         late.engine.resume()

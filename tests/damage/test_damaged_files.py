@@ -16,7 +16,7 @@ from milepost.errors import CorruptError, MismatchError
 from milepost.publish import layout, pins
 from milepost.publish.manifest import encode
 from milepost.publish.view import read
-from milepost.records import Latest
+from milepost.records import FORMAT_VERSION, Latest
 from tests.damage.damaged import Trainer, copy_of, files_of, make_run, newest_sound
 from tests.engine.training import local, snapshot
 
@@ -196,7 +196,7 @@ def test_a_newer_format_is_refused_whole_with_what_to_do_and_nothing_is_touched(
         assert caught.value.kind == "format"
         assert "newer milepost" in caught.value.message
         assert "upgrade" in caught.value.hint
-        assert [(d.path, d.saved, d.live) for d in caught.value.differences] == [(file, "format 99", "format 1")]
+        assert [(d.path, d.saved, d.live) for d in caught.value.differences] == [(file, "format 99", f"format {FORMAT_VERSION}")]
     assert trainer.is_at(0)
     assert snapshot(local(root)) == before
 

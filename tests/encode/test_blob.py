@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.encode import blob
-from milepost.encode.blob import Item, layout, write_blob
+from milepost.encode.blob import Item, layout, order, write_blob
 from milepost.encode.digest import xxh3
 from milepost.errors import InternalError
 from milepost.state.tree import flatten
@@ -71,7 +71,8 @@ def test_any_blob_opens_with_the_public_library(parts: list[Any], metadata: dict
     assert result.digest == xxh3(data)
     assert list(result.leaf_digests) == [xxh3(view) for view in views]
     assert [data[start:stop] for start, stop in plan.offsets] == views
-    assert len(plan.header) % 64 == 0
+    assert len(plan.header) % 4096 == 0
+    assert plan.order == order(items)
     tensors = safetensors.deserialize(data)
     assert len(tensors) == len(items)
     assert sorted(bytes(info["data"]) for _, info in tensors) == sorted(views)
@@ -147,6 +148,7 @@ def test_the_same_leaves_make_the_same_bytes() -> None:
 def test_pieces_are_large_but_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(blob, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(blob, "_GATHER_BYTES", 1000)
     views = [bytes([index % 256]) * 10 for index in range(500)] + [b"L" * 12_345]
     items = [Item(str(index), "uint8", (len(view),), len(view)) for index, view in enumerate(views)]
     sink = Sink()

@@ -13,7 +13,7 @@ import pytest
 from milepost import Keep, budget, every
 from milepost.clock import FakeClock
 from milepost.encode.digest import unseal
-from milepost.engine import checkpoint_engine
+from milepost.engine import saving
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import SaveFailed, StoreError
 from milepost.publish import layout
@@ -76,7 +76,7 @@ class Writes:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
-    writes, write = Writes(), checkpoint_engine.write_with_relief
+    writes, write = Writes(), saving.write_with_relief
 
     def slowly(*args: Any) -> Any:
         writes.clock.advance(seconds=writes.seconds)
@@ -85,7 +85,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
             raise StoreError("the disk says no", kind="io")
         return write(*args)
 
-    monkeypatch.setattr(checkpoint_engine, "write_with_relief", slowly)
+    monkeypatch.setattr(saving, "write_with_relief", slowly)
     return writes
 
 

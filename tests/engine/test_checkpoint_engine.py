@@ -333,16 +333,18 @@ def test_events_are_sealed_lines_in_one_file_a_term(tmp_path: Path) -> None:
         for line in path.read_bytes().splitlines(keepends=True):
             event = json.loads(unseal(line, path.name))
             assert (event["run_id"], event["attempt"]) == (read(local(tmp_path)).run_id, 1)
-            told.append((event["term"], event["event"], event.get("generation"), event.get("retired")))
+            told.append((event["term"], event["event"], event.get("generation"), event.get("generations")))
     assert told == [
         (1, "claimed", None, None),
         (1, "started-anew", None, None),
-        (1, "published", 1, []),
-        (1, "published", 2, []),
-        (1, "published", 3, [1]),
+        (1, "published", 1, None),
+        (1, "published", 2, None),
+        (1, "published", 3, None),
+        (1, "retired", None, [1]),
         (2, "claimed", None, None),
         (2, "resumed", 3, None),
-        (2, "published", 4, [2]),
+        (2, "published", 4, None),
+        (2, "retired", None, [2]),
     ]
 
 
@@ -467,5 +469,5 @@ def test_a_manifest_is_plain_json_that_any_tool_reads(tmp_path: Path) -> None:
     with Training(tmp_path) as training:
         training.save(1)
     record = msgspec.json.decode((tmp_path / "generations/000001.json").read_bytes())
-    assert (record["number"], record["step"], record["format_version"]) == (1, 1, 1)
+    assert (record["number"], record["step"], record["format_version"]) == (1, 1, 2)
     assert record["digest"].startswith("sha256:")

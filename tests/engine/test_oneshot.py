@@ -13,7 +13,7 @@ from milepost.engine import oneshot
 from milepost.errors import ConflictError, CorruptError, MilepostError, NotFoundError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.view import read
-from milepost.store.base import Store
+from milepost.store.base import BlobReader, Store
 from milepost.store.local import LocalStore
 from tests.engine.training import Training, bits, local, snapshot, state_at, without_git
 
@@ -34,6 +34,9 @@ class Counting(LocalStore):
         data = super().read(name, start, stop)
         self.ranges.append((name, start, start + len(data)))
         return data
+
+    def open_reader(self, name: str) -> Any:
+        return BlobReader(self, name)
 
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         got = super().read_into(name, start, into)
@@ -139,6 +142,9 @@ def test_where_every_generation_is_damaged_nothing_is_returned(tmp_path: Path, p
 
 class Overtaken(LocalStore):
     """Let two more generations be saved, and older ones retired, just before the first blob is read to its end."""
+
+    def open_reader(self, name: str) -> Any:
+        return BlobReader(self, name)
 
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         if not Path(self.root, "overtaken").exists():

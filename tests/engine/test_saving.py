@@ -124,7 +124,7 @@ def test_unchanged_leaves_are_not_written_again(tmp_path: Path) -> None:
             engine.save(step)
             saved.append(engine.wait())  # type: ignore[arg-type]
     assert saved[0].new_bytes > 160_000
-    assert all(summary.new_bytes < 2_000 for summary in saved[1:])
+    assert all(summary.new_bytes < 6_000 for summary in saved[1:])
     assert all(len(summary.blobs) == 2 for summary in saved[1:])
     assert bits(oneshot.load(tmp_path)) == bits(state)
 
@@ -147,7 +147,7 @@ def test_after_a_resume_unchanged_leaves_are_shared_with_what_was_loaded(tmp_pat
         engine.resume()
         again["policy"]["head"][:] = 3
         engine.save(2)
-        assert engine.wait().new_bytes < 2_000  # type: ignore[union-attr]
+        assert engine.wait().new_bytes < 6_000  # type: ignore[union-attr]
         engine.resume("never")
         engine.save(3)
         # Started anew: nothing of the old line is built upon, not even where the bytes are the same.
@@ -165,12 +165,12 @@ def test_a_part_that_is_frozen_later_moves_to_its_own_blob_once(tmp_path: Path) 
             saved = engine.wait()
             assert saved is not None
             sizes.append(saved.new_bytes // 1000)
-    assert sizes == [40, 40, 32, 32, 32]
+    assert sizes == [44, 48, 36, 36, 36]  # each blob begins with a page for its header
     live = read(local(tmp_path)).live
     (own,) = {blob.name for blob in live[5].blobs} & {blob.name for blob in live[4].blobs}
     assert own.startswith("blobs/000002-"), own
     stored = sum(path.stat().st_size for path in (tmp_path / "blobs").iterdir())
-    assert stored < 2 * 33_000 + 9_000
+    assert stored < 2 * 37_000 + 13_000
     assert bits(oneshot.load(tmp_path)) == bits(state)
 
 
@@ -208,8 +208,8 @@ def test_the_arena_is_reused_and_does_not_grow_in_a_steady_state(tmp_path: Path)
             state["policy"]["head"][:] = step
             engine.save(step)
             engine.wait()
-            sizes.add(engine._arena.size_bytes)
-            addresses.add(np.frombuffer(engine._arena._view, np.uint8).__array_interface__["data"][0])
+            sizes.add(engine._saving._arena.size_bytes)
+            addresses.add(np.frombuffer(engine._saving._arena._view, np.uint8).__array_interface__["data"][0])
     assert len(addresses) == len(sizes) == 1
     assert min(sizes) < 1.3 * 161_000
 

@@ -21,7 +21,7 @@ from milepost.engine import oneshot
 from milepost.engine.arena import Arena
 from milepost.engine.capture import capture
 from milepost.engine.opening import Opened, open_session
-from milepost.engine.relief import write_with_relief
+from milepost.engine.relief import clear_up, write_with_relief
 from milepost.engine.session import Order, Session
 from milepost.engine.writer import republish
 from milepost.errors import NotFoundError
@@ -178,7 +178,9 @@ class Writer:
         """Save ``value`` as the policy's weights; ``fixed`` stands for what seldom changes, and is then shared."""
         state = {"policy": {"w": np.full(8, value, np.float64)}, "replay": {"rows": np.full(512, fixed, np.float64)}}
         step = 0 if math.isnan(value) else int(value)
-        return write_with_relief(self.session, capture(state, Arena()), Order(step, "test", complete=complete))
+        saved = write_with_relief(self.session, capture(state, Arena()), Order(step, "test", complete=complete))
+        clear_up(self.session)
+        return saved
 
     def rollback(self, to: int, keep: KeepRule | None = None) -> Manifest:
         """Publish generation ``to`` once more, as `milepost rollback` does."""

@@ -59,7 +59,7 @@ def _document(report: ScrubReport) -> document.Document:
 
 def _lines(report: ScrubReport, root: str, older_than: str) -> Iterator[str]:
     for problem in report.problems:
-        hit = plain(", ".join(problem.components)) or "no component: only its header is hit"
+        hit = plain("; ".join((", ".join(problem.components), *problem.told_rows))) or "no component: only its header is hit"
         yield f"{name_of(problem.generation or 0)}  {plain(problem.name)} ({hit}): {plain(problem.problem)}"
     left_out = f"; {report.recent} left out: found sound within {plain(older_than)}" if report.recent else ""
     found = "all sound" if report.ok else f"{len({problem.name for problem in report.problems})} DAMAGED"

@@ -9,16 +9,29 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from itertools import chain
+from typing import Protocol, TypeAlias
 
+from milepost.encode.compress import Compressor, buffers
+from milepost.encode.crew import Crew
 from milepost.encode.digest import Buffer, Digest, digest_of
+from milepost.encode.runs import Pool, runs
 from milepost.errors import InternalError
 
+PAGE_BYTES = 4096
+"""What the data of a blob is aligned to, and the least that its header takes."""
 _PIECE_BYTES = 8 << 20
 _SMALL_BYTES = 1 << 20
-_ALIGNED_BYTES = 64
+_GATHER_BYTES = 4 << 20
+_QUEUED_PIECES = 2
+
+View: TypeAlias = Buffer | Callable[[], Buffer]
+"""A leaf's bytes, or what returns them when their turn comes."""
+
 _ODD = re.compile("[%\x00-\x1f\x7f\ud800-\udfff]")
 _SAFETENSORS_DTYPES = {
     "bool": "BOOL",
@@ -54,9 +67,9 @@ class BlobLayout:
     """Say where each byte of a blob goes, before one is written."""
 
     header: bytes
-    """Everything before the first leaf: length, JSON and padding; a multiple of 64."""
+    """Everything before the first leaf: length, JSON and padding; a multiple of 4096."""
     offsets: tuple[tuple[int, int], ...]
-    """Bytes ``[start, stop)`` of the *file*, in the order of the items."""
+    """Bytes ``[start, stop)`` of the *file* (compressed, of what it unpacks to), in the order of the items."""
     order: tuple[int, ...]
     """The items' indices in the order of their bytes: larger alignments first."""
     size_bytes: int
@@ -67,10 +80,13 @@ class WrittenBlob:
     """Say what was written."""
 
     size_bytes: int
+    """As stored."""
     digest: str
     """That of the whole file."""
     leaf_digests: tuple[str, ...]
     """That of each leaf, in the order of the items."""
+    frames: tuple[tuple[int, int], ...] = ()
+    """See `milepost.records.BlobRecord.frames`."""
 
 
 class Sink(Protocol):
@@ -85,82 +101,109 @@ def layout(items: Sequence[Item], metadata: Mapping[str, str]) -> BlobLayout:
 
     Names that safetensors would refuse or confuse (empty, repeated, ``__metadata__``, control characters) are escaped.
     """
-    order = tuple(sorted(range(len(items)), key=lambda index: (-_alignment(items[index]), index)))
+    placed = order(items)
     spans = [(0, 0)] * len(items)
     stop = 0
-    for index in order:
+    for index in placed:
         start, stop = stop, stop + items[index].size_bytes
         spans[index] = (start, stop)
     header = _header(items, _tensor_names(items), spans, metadata)
     base = len(header)
-    return BlobLayout(header, tuple((base + start, base + stop) for start, stop in spans), order, base + stop)
+    return BlobLayout(header, tuple((base + start, base + stop) for start, stop in spans), placed, base + stop)
+
+
+def order(items: Sequence[Item]) -> tuple[int, ...]:
+    """Return the items' indices in the order of their bytes in the file: larger alignments first, else as given.
+
+    Whoever lays the leaves out in memory in this order, without holes, has them written without a copy.
+    """
+    return tuple(sorted(range(len(items)), key=lambda index: (-_alignment(items[index]), index)))
 
 
 def write_blob(
-    sink: Sink, plan: BlobLayout, views: Sequence[Buffer], known: Sequence[str | None] = (), *, strong: bool = False
+    sink: Sink,
+    plan: BlobLayout,
+    views: Sequence[View],
+    known: Sequence[str | None] = (),
+    *,
+    strong: bool = False,
+    compress: Compressor | None = None,
 ) -> WrittenBlob:
-    """Write the blob to ``sink`` in large pieces, digesting each leaf and the whole file on the way.
+    """Write the blob to ``sink`` in large pieces, in a thread beside the caller's, which digests the next piece meanwhile.
 
-    ``views`` are the leaves' bytes in the order of the items. ``known`` may give digests already computed (None where not).
-    Digests are XXH3-128, or SHA-256 if ``strong``.
+    ``views`` are the leaves' bytes in the order of the items. They stay as they are until this returns. ``known`` may give
+    digests already computed (None where not). Digests are XXH3-128, or SHA-256 if ``strong``. With ``compress`` the sink
+    gets a row of zstd frames, of which `milepost.encode.frames` reads any part.
     """
-    out = _Pieces(sink, strong)
-    out.append(plan.header)
-    digests: list[str | None] = list(known) if known else [None] * len(views)
-    for index in plan.order:
-        start, stop = plan.offsets[index]
-        data = memoryview(views[index]).cast("B")
-        if len(data) != stop - start:
-            raise InternalError("a leaf has another size than its layout", kind="leaf-size", leaf=index, size_bytes=len(data))
-        digests[index] = out.append_leaf(data, digests[index])
-    out.flush()
-    return WrittenBlob(out.size_bytes, out.digest.hex(), tuple(digest or "" for digest in digests))
+    leaves = _Leaves(plan, views, known, strong)
+    whole = Digest(strong=strong)
+    pool = buffers()
+    frames: list[tuple[int, int]] = []
+    size_bytes = 0
+    # A small blob is one piece: there is nothing that its writing could overlap with.
+    threads = 0 if plan.size_bytes <= _PIECE_BYTES else 1
+    with (
+        Crew(_writing(sink), threads=threads, ahead=1 if compress else _QUEUED_PIECES, name="milepost-io") as io,
+        compress.packing(pool, frames) if compress else nullcontext(partial(_pieces, pool)) as cut,
+    ):
+        for piece in io.map(_digested(whole, cut(plan.header, iter(leaves)))):
+            size_bytes += len(piece)
+            pool.give(piece)
+    return WrittenBlob(size_bytes, whole.hex(), tuple(digest or "" for digest in leaves.digests), tuple(frames))
 
 
-class _Pieces:
-    """Gather small pieces and cut large ones, so that the sink sees calls of about one piece."""
+def _writing(sink: Sink) -> Callable[[memoryview], memoryview]:
+    def write(piece: memoryview) -> memoryview:
+        sink.write(piece)
+        return piece
 
-    __slots__ = ("_sink", "_small", "_strong", "digest", "size_bytes")
+    return write
 
-    def __init__(self, sink: Sink, strong: bool) -> None:
-        self.digest = Digest(strong=strong)
+
+def _digested(whole: Digest, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    for piece in pieces:
+        whole.update(piece)
+        yield piece
+
+
+class _Leaves:
+    """Hand out the leaves' bytes in the order of the file, each looked at and digested when its turn comes."""
+
+    def __init__(self, plan: BlobLayout, views: Sequence[View], known: Sequence[str | None], strong: bool) -> None:
+        self._plan = plan
+        self._views = views
         self._strong = strong
-        self.size_bytes = 0
-        self._sink = sink
-        self._small = bytearray()
+        self.digests: list[str | None] = list(known) if known else [None] * len(views)
 
-    def append_leaf(self, data: memoryview, known: str | None) -> str:
-        """Write one leaf and return its digest. Piece by piece, while the bytes of a piece are in the cache."""
-        if known is not None or len(data) <= _PIECE_BYTES:
-            self.append(data)
-            return known if known is not None else digest_of(data, strong=self._strong)
-        leaf = Digest(strong=self._strong)
-        for start in range(0, len(data), _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
-            leaf.update(piece)
-            self.append(piece)
-        return leaf.hex()
+    def __iter__(self) -> Iterator[memoryview]:
+        for index in self._plan.order:
+            view = self._views[index]
+            data = memoryview(view() if callable(view) else view)
+            start, stop = self._plan.offsets[index]
+            if data.nbytes != stop - start:
+                raise InternalError(
+                    "a leaf has another size than its layout", kind="leaf-size", leaf=index, size_bytes=data.nbytes
+                )
+            if self.digests[index] is None:
+                self.digests[index] = digest_of(data, strong=self._strong)
+            if data.nbytes:
+                yield data if data.format == "B" and data.ndim == 1 else data.cast("B")
 
-    def append(self, data: Buffer) -> None:
-        if len(data) < _SMALL_BYTES:
-            self._small += data
-            if len(self._small) >= _PIECE_BYTES:
-                self.flush()
-            return
-        self.flush()
-        view = memoryview(data)
-        for start in range(0, len(view), _PIECE_BYTES):
-            self._write(view[start : start + _PIECE_BYTES])
 
-    def flush(self) -> None:
-        if self._small:
-            small, self._small = self._small, bytearray()
-            self._write(small)
-
-    def _write(self, data: Buffer) -> None:
-        self.digest.update(data)
-        self._sink.write(data)
-        self.size_bytes += len(data)
+def _pieces(pool: Pool, header: bytes, leaves: Iterator[memoryview]) -> Iterator[memoryview]:
+    """Hand on large runs as they lie in memory, and gather small ones, so that the sink sees few and large calls."""
+    small, used = pool.take(), 0
+    for run in runs(chain((memoryview(header),), leaves), _PIECE_BYTES):
+        if used and (len(run) >= _SMALL_BYTES or used + len(run) > _GATHER_BYTES):
+            yield small[:used]
+            small, used = pool.take(), 0
+        if len(run) >= _SMALL_BYTES:
+            yield run
+        else:
+            small[used : used + len(run)] = run
+            used += len(run)
+    if used:
+        yield small[:used]
 
 
 def _header(items: Sequence[Item], names: Sequence[str], spans: Sequence[tuple[int, int]], metadata: Mapping[str, str]) -> bytes:
@@ -169,8 +212,9 @@ def _header(items: Sequence[Item], names: Sequence[str], spans: Sequence[tuple[i
         dtype, shape = _stored_as(item)
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    # Trailing spaces are part of the format; with them the data starts aligned, so that a reader may map it.
-    text += b" " * (-(8 + len(text)) % _ALIGNED_BYTES)
+    # Trailing spaces are part of the format. With them the data starts on a page: a reader may map it, and a writer hands
+    # page-aligned memory to the disk as it is.
+    text += b" " * (-(8 + len(text)) % PAGE_BYTES)
     return len(text).to_bytes(8, "little") + text
 
 

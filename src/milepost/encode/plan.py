@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from milepost.encode.blob import PAGE_BYTES
 from milepost.records import LeafRecord, LeafSpec, Manifest
 
 
@@ -65,4 +66,5 @@ def _mostly_unused(shared: Mapping[int, LeafRecord], base: Manifest) -> frozense
     used: defaultdict[int, int] = defaultdict(int)
     for blob, size in {(record.blob, record.start): record.size_bytes for record in shared.values()}.items():
         used[blob[0]] += size
-    return frozenset(blob for blob, size in used.items() if 2 * size < base.blobs[blob].size_bytes)
+    # Without the header, which alone is more than a small state: else every save would write all of that anew.
+    return frozenset(blob for blob, size in used.items() if 2 * size < base.blobs[blob].raw_bytes - PAGE_BYTES)

@@ -3,17 +3,109 @@
 from __future__ import annotations
 
 import _thread
+import logging
+import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Literal
+
+log = logging.getLogger("milepost")
 
 Work = Callable[[], object]
 
 
-class Background:
-    """Run saves in a thread of their own (``thread``), or right away in the caller (``inline``, for tests).
+class _Job:
+    """Be one save: what is to be done until it is acknowledged, what is left to be done afterwards, and how it ended."""
 
-    The thread is no daemon: a program that ends, or dies of an exception, waits for the save that is staged already.
+    __slots__ = ("done", "failure", "over", "waiting")
+
+    def __init__(self, work: Work, rest: Work) -> None:
+        self.waiting = [(work, rest)]
+        """Whoever takes it out decides what becomes of it: the thread, or a Ctrl-C that struck before."""
+        self.done = threading.Lock()
+        """Held until the save is acknowledged, or has failed."""
+        self.over = threading.Lock()
+        """Held until nothing of it is under way any more."""
+        self.failure: BaseException | None = None
+        self.done.acquire()
+        self.over.acquire()
+
+    def run(self, told: type[BaseException] = BaseException) -> None:
+        """Do it, unless somebody has taken it. What it raises is kept if it is ``told`` that way: a thread has no caller."""
+        taken = self.take()
+        if taken is None:
+            return
+        work, rest = taken
+        del taken
+        try:
+            try:
+                work()
+            except told as error:  # nothing is lost: `collect` hands it to the caller
+                self.failure = error
+            del work
+            self.done.release()
+            if self.failure is None:
+                try:
+                    rest()
+                except told:
+                    log.exception("what follows a save failed; the save counts")
+        finally:
+            del rest  # it holds the engine, which is not to be freed by this thread after it has said that it is over
+            if self.done.locked():
+                self.done.release()
+            self.over.release()
+
+    def take(self) -> tuple[Work, Work] | None:
+        try:
+            return self.waiting.pop()
+        except IndexError:
+            return None
+
+    def give_up(self) -> None:
+        """Be over without having begun, unless the thread was faster."""
+        if self.take() is not None:
+            self.done.release()
+            self.over.release()
+
+
+class _Desk:
+    """Be what the engine's side and the thread share: the thread knows nothing else, and so keeps no engine alive."""
+
+    __slots__ = ("__weakref__", "closed", "jobs")
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        """Written in C: putting is one step, which no Ctrl-C, finalizer or fork finds half done."""
+        self.closed = False
+        """Nobody waits at the queue any more."""
+
+    def close(self) -> None:
+        self.jobs.put(None)
+
+    def serve(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job.run()
+            del job  # nothing of a save is held while the next is waited for
+        self.closed = True
+        # Whoever puts a job in after this sees ``closed``, and does it without us; what came before is done here.
+        while (job := self._last()) is not None:
+            job.run()
+            del job
+        self.jobs.put(None)  # for a second thread at this desk
+
+    def _last(self) -> _Job | None:
+        try:
+            return self.jobs.get_nowait()
+        except queue.Empty:
+            return None
+
+
+class Background:
+    """Run saves in one long-lived thread (``thread``), or right away in the caller (``inline``, for tests).
+
+    The thread begins with the first save and ends with `close`, with the garbage collection of this object, or as the program
+    ends: it is no daemon, so that a program that ends, or dies of an exception, waits for the save that is staged already.
 
     Whether a save is in flight is told by a lock of our own. `threading.Thread` cannot be asked: in Python 3.11 and 3.12
     a Ctrl-C inside ``join()`` marks the running thread as stopped, and the next save would be staged over the arena which
@@ -23,51 +115,57 @@ class Background:
 
     def __init__(self, writer: Literal["thread", "inline"]) -> None:
         self._writer = writer
-        self._done = threading.Lock()
-        """Held while a save is in flight: another lock for each."""
-        self._failure: BaseException | None = None
+        self._job: _Job | None = None
+        self._desk = _Desk()
+        self._launched = False
+        weakref.finalize(self, self._desk.close).atexit = False  # as the program ends `_close_all` does it, and earlier
 
     @property
     def busy(self) -> bool:
         """Return whether a save is in flight."""
-        return self._done.locked()
+        return self._job is not None and self._job.done.locked()
 
-    def start(self, work: Work) -> None:
-        """Begin ``work``; none may be in flight."""
+    def start(self, work: Work, rest: Work = lambda: None) -> None:
+        """Begin ``work``, and once it has succeeded ``rest``, for which only `settle` waits; no work may be in flight.
+
+        This is to be a save's last act: the thread wakes at once, and gets the interpreter when training lets go of it.
+        """
+        job = _Job(work, rest)
         if self._writer == "inline":
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - nothing is lost: `collect` hands it to the caller
-                self._failure = error
+            self._job = job
+            job.run(Exception)
             return
-        waiting, done = [work], threading.Lock()
-        done.acquire()
         try:
-            self._done = done
-            refused = self._launch(waiting, done)
+            self._job = job
+            refused = None if self._launched else self._launch()
+            if refused is None:
+                self._desk.jobs.put(job)
         except BaseException:
-            # A Ctrl-C. Did it start? Whoever takes the work out of the list decides.
-            if _taken(waiting) is not None:
-                done.release()
+            # A Ctrl-C. Is it in the queue by now? Whoever takes the work out of the list decides.
+            job.give_up()
             raise
         if refused is not None:
             # No more threads to be had: a save that failed, like any other.
-            self._failure = refused
-            done.release()
+            job.failure = refused
+            job.give_up()
+        elif self._desk.closed:
+            job.run()  # the main thread has ended, and one that trains still has not: nothing is left to run beside it
 
-    def _launch(self, waiting: list[Work], done: threading.Lock) -> RuntimeError | None:
+    def _launch(self) -> RuntimeError | None:
         """Start the thread from a helper: a Ctrl-C inside `threading.Thread.start` could leave it stuck in its first line.
 
         Signals strike in the main thread only, and there never between taking a plain lock and being inside ``with``.
-        Returns why there is no thread to be had.
+        Returns why there is no thread to be had. A thread that was started and not noted, for a Ctrl-C, does no harm: a
+        second one waits at the same queue, and both end with it.
         """
         # Made here: made in the helper, it would be a daemon, as that is.
-        thread = threading.Thread(target=self._run, args=(waiting, done), name="milepost-writer")
+        thread = threading.Thread(target=self._desk.serve, name="milepost-writer")
         launched = threading.Lock()
         failures: list[BaseException] = []
 
         def launch() -> None:
             try:
+                _close_with_the_program(self._desk)
                 thread.start()
             except BaseException as error:  # noqa: BLE001 - whoever waits for it decides
                 failures.append(error)
@@ -85,35 +183,57 @@ class Background:
             if not isinstance(failure, RuntimeError):
                 raise failure
             return failure
+        self._launched = True
         return None
-
-    def _run(self, waiting: list[Work], done: threading.Lock) -> None:
-        work = _taken(waiting)
-        if work is None:
-            return
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to: `collect` hands it to the next caller
-            self._failure = error
-        finally:
-            del work  # it holds the engine, which is not to be freed by this thread after it has said that it is done
-            done.release()
 
     def join(self) -> None:
         """Wait until no save is in flight. May be interrupted, and called again."""
-        done = self._done
-        if done.locked():  # else it is not touched: a scrub asks at every piece, and `busy` is not to see that as a save
-            with done:
+        job = self._job
+        if job is not None and job.done.locked():  # else it is not touched: a scrub asks at every piece, and `busy` is not to
+            with job.done:  # see that as a save
                 pass
+
+    def settle(self) -> None:
+        """Wait until nothing of any save is under way: of the last one not even the deletions which follow it."""
+        job = self._job
+        if job is not None:
+            with job.over:
+                pass
+
+    def close(self) -> None:
+        """Let the thread end, after what is waiting. May be called again; nothing is started after it."""
+        self._desk.close()
 
     def collect(self) -> BaseException | None:
         """Return what the last save died of, once. Call `join` first."""
-        failure, self._failure = self._failure, None
+        if self._job is None:
+            return None
+        failure, self._job.failure = self._job.failure, None
         return failure
 
 
-def _taken(waiting: list[Work]) -> Work | None:
-    try:
-        return waiting.pop()
-    except IndexError:
-        return None
+_desks: weakref.WeakSet[_Desk] = weakref.WeakSet()
+"""Where threads of this process wait."""
+_arranged = threading.Lock()
+"""Held once `_close_all` will be called."""
+
+
+def _close_with_the_program(desk: _Desk) -> None:
+    """See that the thread at this desk ends, after its last job, as the program ends.
+
+    `threading` waits for what is no daemon before anything of `atexit` is called: a thread that waits there for work which never
+    comes would keep the program from ending. What `concurrent.futures` ends its threads with is called before. Raises
+    `RuntimeError` if the program is ending already.
+    """
+    _desks.add(desk)
+    if _arranged.acquire(blocking=False):
+        try:
+            threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+        except RuntimeError:
+            _arranged.release()
+            raise
+
+
+def _close_all() -> None:
+    for desk in list(_desks):
+        desk.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from milepost.engine.arena import Arena, aligned
 from milepost.records import LeafSpec, Node
-from milepost.state.tree import Flat, flatten, no_collection
+from milepost.state.tree import Flat, LiveLeaf, flatten, no_collection
 
 LAST = "rng"
 """The component that is captured and restored last: reading or setting other state may draw random numbers."""
@@ -72,6 +72,7 @@ def _room(flat: Mapping[str, Flat]) -> int:
 def _stage(name: str, flat: Flat, arena: Arena) -> StagedComponent:
     staged: list[StagedLeaf] = []
     for leaf in flat.leaves:
+        assert isinstance(leaf, LiveLeaf)
         data = arena.take(leaf.size_bytes)
         leaf.copy_into(data)
         staged.append(StagedLeaf(leaf.path, leaf.spec, data))

@@ -11,23 +11,19 @@ from types import TracebackType
 from typing import Literal
 
 from milepost.clock import Clock, SystemClock
-from milepost.engine.arena import Arena
-from milepost.engine.background import Background
-from milepost.engine.capture import Staged, capture
 from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
-from milepost.engine.overhead import Flight, Meter
-from milepost.engine.process_writer import ProcessWriter, check_process_writer, deadline_of
+from milepost.engine.overhead import Meter
+from milepost.engine.process_writer import check_process_writer, deadline_of
 from milepost.engine.redact import redact_the_log
-from milepost.engine.relief import write_with_relief
 from milepost.engine.resuming import Resuming, parts_asked_for
 from milepost.engine.save_errors import SaveErrors
+from milepost.engine.saving import Saving
 from milepost.engine.scrubbing import Scrubbing, period_of
-from milepost.engine.session import BLOB_BYTES, Order, Session
+from milepost.engine.session import BLOB_BYTES, Session
 from milepost.engine.settings import WriterKind, check_settings, whole
-from milepost.engine.shared_arena import SharedArena
 from milepost.errors import MilepostError, UsageError
 from milepost.lifecycle.budget import Overhead
 from milepost.lifecycle.recover import Which
@@ -35,8 +31,7 @@ from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
 from milepost.publish.signed import open_root
 from milepost.publish.view import read
-from milepost.records import Exactness, Metric, Restored, Summary
-from milepost.state.protocol import Reporting
+from milepost.records import Exactness, Restored, Summary
 from milepost.state.tree import flatten
 from milepost.store.base import Store
 
@@ -54,9 +49,9 @@ class CheckpointEngine:
     ``fingerprint`` names what must be equal for the same bits to come out (``{"env/id": "CartPole-v1"}``).
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
-    ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: it takes less from training, and what
-    was staged when the trainer is killed is published all the same, within ``writer_deadline``. ``lease_wait`` is how many seconds to wait for another writer to end;
-    with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the environment does, see
+    ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: what was staged when the trainer is
+    killed is published all the same, within ``writer_deadline``. ``lease_wait`` is how many seconds to wait for another writer
+    to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the environment does, see
     `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is refused. ``health_eval``
     is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained again within a week, in
     a thread beside training.
@@ -92,9 +87,7 @@ class CheckpointEngine:
         redact_the_log()
         self.state = components_of(state)
         check_settings(when, keep, on_save_error, writer)
-        self._deadline_s = deadline_of(writer_deadline)
         self.keep = keep or Keep()
-        self.exactness = dict(exactness or {})
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)
         if writer == "process":
@@ -104,28 +97,34 @@ class CheckpointEngine:
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
         self._mismatches = Mismatches(dict(on_mismatch or {}), strict, kinds)
         self._errors = SaveErrors(self._store.url, on_save_error, save_errors_max)
-        self._pickle = (allow_pickle, trust_pickle)
+        self._trust_pickle = trust_pickle
+        self._allow_pickle = allow_pickle
         self._guard = (lease_wait, take_over)
         self._health_eval = health_eval
         self._scrub_s = period_of(scrub)
         self._scrubbing: Scrubbing | None = None
         self._blob_bytes = blob_bytes
-        self._arena = SharedArena() if writer == "process" else Arena()
-        self._process: ProcessWriter | None = None
-        self._background = Background("inline" if writer == "inline" else "thread")
-        self._inline = writer == "inline"
         self._metrics = Metrics(self.keep)
         self._meter = Meter(self._clock, when)
+        self._saving = Saving(
+            self.state,
+            self._clock,
+            self._metrics,
+            self._meter,
+            self._errors,
+            writer,
+            deadline_s=deadline_of(writer_deadline),
+            allow_pickle=allow_pickle,
+            exactness=exactness or {},
+        )
+        self._background = self._saving.background
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
-        self._told: dict[str, str] = {}
         self._held = ExitStack()
         self._ready = False
-        self._in_flight: dict[str, Metric] | None = None
         self._closed = False
         self._last = Reading()
-        self._elapsed_base_s, self._started_ns = 0.0, 0
         self._pid = os.getpid()
         # An engine that is dropped without close() gives its root up, too; while it saves, the writer holds on to it.
         self._finalizer = weakref.finalize(self, _give_up, self._held, self._pid)
@@ -171,11 +170,7 @@ class CheckpointEngine:
                     guard=guard,
                     blob_bytes=self._blob_bytes,
                 )
-                if isinstance(self._arena, SharedArena):
-                    self._process = ProcessWriter(self._open.session, self._arena, guard, self._deadline_s)
-                    self._held.callback(self._process.close)  # left before the guard is: it holds the lock as well
-                    self._held.callback(self._process.close)
-                    self._process.start()
+                self._saving.claimed(self._open.session, guard, self._held)
                 self._begin_from(None)
                 if self._scrub_s is not None:
                     self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
@@ -191,11 +186,14 @@ class CheckpointEngine:
     def _check_capturable(self) -> None:
         """Find what cannot be saved before the first step, and not at the first save; copies nothing, writes nothing."""
         for name, value in self.state.items():
-            flatten(value, name, allow_pickle=self._pickle[0])
-        self._exactness_now()
+            flatten(value, name, allow_pickle=self._allow_pickle)
+        self._saving.exactness_now()
 
     def peek(self, which: Which = "latest") -> Summary | None:
-        """Return the generation that `resume` would take, or None, without loading it. Counters are in it."""
+        """Return the generation that `resume` would take, or None, without loading it. Counters are in it.
+
+        Its bytes are verified when they are loaded: if they turn out to be damaged, `resume` takes another, and says so.
+        """
         return self._resuming().peek(which)
 
     def resume(self, which: Which = "latest", *, parts: Iterable[str] | None = None) -> Restored | None:
@@ -241,23 +239,22 @@ class CheckpointEngine:
         return adopted
 
     def _resuming(self) -> Resuming:
-        """Return what a resume works with, as the root is now; what `peek` has verified is not verified again."""
+        """Return what a resume works with, as the root is now; what `peek` has chosen is not chosen again."""
         session = self.claim()
-        self.wait()
+        self._saving.settle()
         head = session.chain.head.number if session.chain.head else 0
         if self._looked is None or self._looked[0] != head:
             claimed = self._claimed.claimed
             view = claimed.view if head == claimed.settlement.head and not self._ready else read(session.store)
             traces = None if self._ready else self._claimed.traces
-            made = Resuming(session, view, self.state, self._mismatches, self._pickle[1], self._health_eval, traces=traces)
+            made = Resuming(session, view, self.state, self._mismatches, self._trust_pickle, self._health_eval, traces=traces)
             made.overwritten = self._overwritten
             self._looked = (head, made)
         return self._looked[1]
 
     def _begin_from(self, restored: Restored | Summary | None) -> None:
-        elapsed_s = restored.elapsed_s if restored else 0.0
-        self._elapsed_base_s = float.fromhex(elapsed_s) if isinstance(elapsed_s, str) else elapsed_s
-        self._started_ns = now_ns = self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
+        self._saving.begin(restored, now_ns)
         self._meter.begin(now_ns, self._claimed.session.events)
         counters = restored.counters if restored else {}
         self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
@@ -311,43 +308,10 @@ class CheckpointEngine:
     def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
         self._check_may_save()
         self.wait()
-        counted = {name: whole(name, count) for name, count in (counters or {}).items()}
-        staged = capture(self.state, self._arena, allow_pickle=self._pickle[0])
-        noted = self._metrics.take()
-        elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
-        progress = {"episodes": now.episodes, "epochs": now.epochs} | counted
-        order = Order(now.step, reason, elapsed_s, progress, noted, complete, self._exactness_now())
-        self._last, self._in_flight = now, noted
+        self._last = now
         if self._scrubbing:
             self._scrubbing.answered()
-        flight = self._meter.save(now.monotonic_ns)
-        if self._process is not None:
-            self._process.post(staged, order)
-        self._background.start(lambda: self._write(staged, order, flight))
-        self._meter.released()
-        if self._inline:
-            self._surface()
-
-    def _write(self, staged: Staged, order: Order, flight: Flight) -> None:
-        if self._process is not None:
-            with flight:
-                self._process.finish()
-            self._process.clear_up()
-            return
-        with flight:
-            write_with_relief(self._claimed.session, staged, order)
-
-    def _exactness_now(self) -> dict[str, tuple[Exactness, str]]:
-        """Return what the manifest says of each component that is not exact, as it was captured last; what is new is told."""
-        found: dict[str, tuple[Exactness, str]] = {}
-        for name, value in self.state.items():
-            text = "; ".join(map(str, value.left_out())) if isinstance(value, Reporting) else ""
-            if text:
-                found[name] = ("not captured" if name.rpartition("/")[2] == "envs" else "approximate", text)
-            if text and self._told.get(name) != text:
-                log.warning("a resumed run may differ from this one: `%s` is saved without %s", name, text)
-            self._told[name] = text
-        return found | self.exactness
+        self._saving.save(self._claimed.session, now, reason, counters, complete=complete)
 
     @property
     def overhead(self) -> Overhead:
@@ -356,32 +320,21 @@ class CheckpointEngine:
 
     def wait(self) -> Summary | None:
         """Wait for the save in flight and return the newest generation of this run. Raises `SaveFailed` if it failed."""
-        self._background.join()
-        self._surface()
+        self._saving.wait()
         return self._open.session.chain.head if self._open else None
 
     def close(self) -> None:
         """Wait for the save in flight, give up the run root, and free the arena. A second call does nothing."""
         if self._pid == os.getpid():
-            self._background.join()  # interrupted here, it is not closed: the lock outlives the save that is still written
+            self._background.settle()  # interrupted here, it is not closed: the lock outlives the save that is still written
         try:
             if not self._closed:
                 self._closed = True
-                self._surface()
+                self._saving.surface()
         finally:
-            self._arena.close()
+            self._saving.close()
             _give_up(self._held, self._pid)  # again, if that was interrupted: what is given up already is not there any more
             self._finalizer.detach()
-
-    def _surface(self) -> None:
-        """Raise what the last save died of, or warn, as the user chose. A fenced writer always raises, and for good."""
-        if self._in_flight is None:
-            return
-        noted, self._in_flight = self._in_flight, None
-        failure = self._background.collect()
-        if failure is not None:
-            self._metrics.give_back(noted)
-        self._errors.judge(failure)
 
     def _check_may_save(self) -> None:
         self._errors.check()

@@ -17,7 +17,7 @@ from milepost.engine.opening import Opened, open_session
 from milepost.engine.provenance import attempt, identity
 from milepost.engine.reader import build, restage
 from milepost.engine.redact import redact_the_log
-from milepost.engine.relief import with_ballast, write_with_relief
+from milepost.engine.relief import clear_up, with_ballast, write_with_relief
 from milepost.engine.session import Order, Session
 from milepost.engine.writer import republish
 from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
@@ -27,6 +27,7 @@ from milepost.lifecycle.verify import Report, no_such_generation
 from milepost.lifecycle.verify import verify as verify_store
 from milepost.publish import layout
 from milepost.publish import reset as resetting
+from milepost.publish.generation import KeepRule
 from milepost.publish.retire import check_unreadable, drop_unreadable
 from milepost.publish.signed import is_signing, open_root
 from milepost.publish.view import View, read
@@ -63,7 +64,13 @@ def save(
     with _claimed(url, keep or Keep(), key_file=key_file) as opened:
         opened.session.build_on(_sound_base(opened))
         order = Order(step, "manual", exactness={} if by_component else {"extra": ("exact", WHOLE)})
-        return write_with_relief(opened.session, staged, order)
+        return _write(opened.session, staged, order)
+
+
+def _write(session: Session, staged: Staged, order: Order, keep: KeepRule | None = None) -> Manifest:
+    manifest = write_with_relief(session, staged, order, keep)
+    clear_up(session)
+    return manifest
 
 
 def _sound_base(opened: Opened) -> Manifest | None:
@@ -196,7 +203,7 @@ def _publish_again(session: Session, target: Manifest) -> Summary:
     if session.base is None:
         # Its blobs may be deleted by a paused writer (rule 3a): what verified is copied to blobs of its own.
         session.fingerprint = dict(target.fingerprint)
-        return write_with_relief(session, restage(session.store, target, Arena()), _order_of(target, "rollback"), _everything)
+        return _write(session, restage(session.store, target, Arena()), _order_of(target, "rollback"), _everything)
     again = dataclasses.replace(target, reason="rollback", trim_of=None)
     return with_ballast(session.store, lambda: republish(session, again, _everything))
 
@@ -225,7 +232,7 @@ def sign(url: Root, to: Root, *, key_file: KeyFile = None) -> Summary:
     with _claimed(target, Keep()) as opened:
         _refuse_what_is_there(opened.claimed.view, target)
         opened.session.fingerprint = dict(old.fingerprint)
-        return write_with_relief(opened.session, staged, _order_of(old, "signed"))
+        return _write(opened.session, staged, _order_of(old, "signed"))
 
 
 def _newest_of(source: Store) -> tuple[Manifest, Staged]:

@@ -81,6 +81,8 @@ class ProcessWriter:
         """The base that it knows."""
         self._job: _Job | None = None
         """What was posted last, until all that follows from it is known."""
+        self._waited_for = False
+        """Somebody waits, or has waited, for what becomes of it."""
         self._refused: StoreError | None = None
         """Why there was no writer to post it to."""
 
@@ -92,9 +94,8 @@ class ProcessWriter:
 
     def post(self, staged: Staged, order: Order) -> None:
         """Say that a save is staged: when this returns, it no longer needs the trainer. `finish` tells what goes wrong."""
-        if self._job is not None:
-            self._settle()
-        self._refused = None
+        assert self._job is None
+        self._refused, self._waited_for = None, False
         self._job = _Job(staged, order)
         try:
             if not self._send(self._child or self.start()):
@@ -135,6 +136,7 @@ class ProcessWriter:
 
         Where the writer dies, what it has published by then is found, and else it is started anew and told once more.
         """
+        self._waited_for = True
         try:
             return self._finish()
         except BaseException:
@@ -193,8 +195,13 @@ class ProcessWriter:
         self._session.events.write("writer-restarted", step=step, ended=ended)
         log.warning("the writer process %s; another is started, and what was staged is posted to it", ended)
 
-    def _settle(self) -> None:
-        """Find out what became of a save that was posted and for which nobody has waited: a Ctrl-C came in between."""
+    def join(self) -> None:
+        """Find out what became of a save that was posted and for which nobody waits, if there is one: a Ctrl-C came in between.
+
+        The writer may be reading from the arena still, and the chain is to move before anybody builds on it.
+        """
+        if self._job is None or self._waited_for:
+            return
         if self._child is not None:
             self._child.finish(self._take_in, None)
             announced = self._child.announced

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from milepost.encode.digest import matches
 from milepost.engine.arena import ALIGNMENT, Arena
 from milepost.engine.capture import Staged, StagedComponent, StagedLeaf, in_order
 from milepost.engine.components import is_essential
 from milepost.engine.mismatch import Mismatches
-from milepost.errors import CorruptError, NotFoundError
-from milepost.records import ComponentRecord, Difference, LeafRecord, Manifest
+from milepost.engine.reads import Reads
+from milepost.errors import NotFoundError
+from milepost.records import ComponentRecord, Difference, Manifest
 from milepost.state.compare import compare
 from milepost.state.inflate import check_tree, inflate
 from milepost.state.restore import restore
+from milepost.state.tree import no_collection
 from milepost.store.base import Store
+
+HELD_BYTES = 32 << 20
+"""How much of a generation is read before the first assignment, and copied: so much more memory a resume needs for a moment."""
 
 
 def check_fit(
@@ -42,41 +46,84 @@ def names_of(manifest: Manifest) -> list[str]:
     return [component.name for component in manifest.components]
 
 
-def load_into(
-    store: Store, manifest: Manifest, state: Mapping[str, object], overwritten: set[str], *, trust_pickle: bool = False
-) -> tuple[str, ...]:
-    """Overwrite the live objects with a generation that `check_fit` has passed, and return the components restored.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Say what was loaded."""
 
-    Each leaf's digest is verified while its bytes go where they belong. Raises `CorruptError` if one is damaged: objects
-    are then half old and half new, and the caller must load another generation over them or stop. Which ones that may be
-    is added to ``overwritten``, each before its first assignment.
+    components: tuple[str, ...]
+    read_bytes: int
+
+
+def load_into(
+    store: Store,
+    manifest: Manifest,
+    state: Mapping[str, object],
+    overwritten: set[str],
+    *,
+    also: Collection[str] = (),
+    trust_pickle: bool = False,
+) -> Loaded:
+    """Overwrite the live objects with a generation that `check_fit` has passed. Every byte is read once, and verified.
+
+    What is small, above all what a run can do without, is read before the first assignment, and the components ``also``
+    are read that nobody wants, so that the whole generation is known to be sound; what is large goes straight into place.
+    Raises `CorruptError` if a leaf is damaged: where that was found in place, objects are half old and half new, and the
+    caller must load another generation over them or stop. Which ones that may be is added to ``overwritten``, each before
+    its first assignment.
     """
     done: list[str] = []
-    # Counters and containers come in the order given; generators of random numbers last, since restoring may draw.
-    for name in in_order(state):
-        record = manifest.component(name)
-        if record is not None:
-            overwritten.add(name)
-            restore(state[name], record.tree, record.leaves, Source(store, manifest, record), name, trust_pickle=trust_pickle)
-            done.append(name)
-    return tuple(done)
+    with no_collection(), Reads(store, manifest) as reads:
+        held = _hold(reads, manifest, state)
+        for name in also:
+            record = manifest.component(name)
+            for leaf in record.leaves if record else ():
+                reads.ask(name, leaf, None)
+        reads.settle()
+        # Counters and containers come in the order given; generators of random numbers last, since restoring may draw.
+        for name in in_order(state):
+            record = manifest.component(name)
+            if record is not None:
+                overwritten.add(name)
+                source = held.get(name) or Source(reads, record)
+                restore(state[name], record.tree, record.leaves, source, name, trust_pickle=trust_pickle)
+                done.append(name)
+    return Loaded(tuple(done), reads.read_bytes)
+
+
+def _hold(reads: Reads, manifest: Manifest, wanted: Collection[str]) -> dict[str, Held]:
+    """Have as many components as fit read into memory of their own.
+
+    First those that a run can do without: damaged, they are to be found as they were in the live state (B8).
+    """
+    held: dict[str, Held] = {}
+    room = HELD_BYTES
+    for record in sorted(manifest.components, key=lambda record: (is_essential(record.name), _size_of(record))):
+        if record.name in wanted and _size_of(record) <= room:
+            room -= _size_of(record)
+            held[record.name] = Held.of(reads, record)
+    return held
+
+
+def _size_of(record: ComponentRecord) -> int:
+    return sum(leaf.size_bytes for leaf in record.leaves)
 
 
 def build(store: Store, manifest: Manifest, parts: Iterable[str] | None, *, trust_pickle: bool = False) -> dict[str, object]:
     """Return components as fresh trees, only ``parts`` of them if given (B7); the others' bytes are not read."""
     wanted = names_of(manifest) if parts is None else parts
     built: dict[str, object] = {}
-    for name in wanted:
-        record = manifest.component(name)
-        if record is None:
-            raise NotFoundError(
-                "this generation has no such component",
-                kind="no-such-component",
-                hint=f"it has {', '.join(names_of(manifest))}",
-                generation=manifest.number,
-                component=name,
-            )
-        built[name] = inflate(record.tree, record.leaves, Source(store, manifest, record), trust_pickle=trust_pickle)
+    with Reads(store, manifest) as reads:
+        for name in wanted:
+            record = manifest.component(name)
+            if record is None:
+                raise NotFoundError(
+                    "this generation has no such component",
+                    kind="no-such-component",
+                    hint=f"it has {', '.join(names_of(manifest))}",
+                    generation=manifest.number,
+                    component=name,
+                )
+            built[name] = inflate(record.tree, record.leaves, Source(reads, record), trust_pickle=trust_pickle)
     return built
 
 
@@ -84,52 +131,57 @@ def restage(store: Store, manifest: Manifest, arena: Arena) -> Staged:
     """Read a generation's leaves into ``arena``, each verified, to be written again as they are."""
     arena.reserve(sum(leaf.size_bytes + ALIGNMENT for component in manifest.components for leaf in component.leaves))
     components: list[StagedComponent] = []
-    for component in manifest.components:
-        source, leaves = Source(store, manifest, component), []
-        for index, leaf in enumerate(component.leaves):
-            data = arena.take(leaf.size_bytes)
-            source.read_into(index, data)
-            leaves.append(StagedLeaf(leaf.path, leaf.spec, data))
-        components.append(StagedComponent(component.name, component.tree, tuple(leaves)))
+    with Reads(store, manifest) as reads:
+        for component in manifest.components:
+            leaves = []
+            for leaf in component.leaves:
+                data = arena.take(leaf.size_bytes)
+                reads.ask(component.name, leaf, data)
+                leaves.append(StagedLeaf(leaf.path, leaf.spec, data))
+            components.append(StagedComponent(component.name, component.tree, tuple(leaves)))
+        reads.settle()
     return Staged(tuple(components))
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Read and verify the leaves of one component."""
+    """Read the leaves of one component straight into place."""
 
-    store: Store
-    manifest: Manifest
+    reads: Reads
     component: ComponentRecord
 
     def read_into(self, index: int, into: memoryview) -> None:
-        """Fill ``into`` with a leaf's bytes. What looks damaged is read once more: a flaky read is not damage."""
-        leaf = self.component.leaves[index]
-        if not (self._fills(leaf, into) or self._fills_from_medium(leaf, into)):
-            raise CorruptError(
-                "a leaf's bytes are not those that were saved",
-                kind="damaged-leaf",
-                hint=f"milepost verify {self.store.url}",
-                generation=self.manifest.number,
-                component=self.component.name,
-                leaf=leaf.path,
-                blob=self.manifest.blobs[leaf.blob].name,
-            )
+        """Have ``into`` filled with a leaf's bytes by the next `settle`."""
+        self.reads.ask(self.component.name, self.component.leaves[index], into)
 
     def settle(self) -> None:
-        """Return at once: every read is done when it is asked for."""
+        """Return once all of them are there and verified. Raises `CorruptError` (kind ``damaged-leaf``)."""
+        self.reads.settle()
 
-    def _fills_from_medium(self, leaf: LeafRecord, into: memoryview) -> bool:
-        # From the memory of this machine it would be the same bad bytes once more.
-        self.store.drop_cached(self.manifest.blobs[leaf.blob].name)
-        return self._fills(leaf, into)
 
-    def _fills(self, leaf: LeafRecord, into: memoryview) -> bool:
-        try:
-            got = self.store.read_into(self.manifest.blobs[leaf.blob].name, leaf.start, into)
-        except NotFoundError:
-            return False
-        return got == len(into) == leaf.size_bytes and matches(into, leaf.digest)
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Give the leaves of one component out of memory, where they were read and verified."""
+
+    leaves: tuple[memoryview, ...]
+
+    @classmethod
+    def of(cls, reads: Reads, record: ComponentRecord) -> Held:
+        """Have the leaves read; they are there, and verified, once ``reads`` has settled."""
+        room, end = memoryview(bytearray(_size_of(record))), 0
+        leaves = []
+        for leaf in record.leaves:
+            leaves.append(room[end : end + leaf.size_bytes])
+            end += leaf.size_bytes
+            reads.ask(record.name, leaf, leaves[-1])
+        return cls(tuple(leaves))
+
+    def read_into(self, index: int, into: memoryview) -> None:
+        """Fill ``into`` with a leaf's bytes."""
+        into[:] = self.leaves[index]
+
+    def settle(self) -> None:
+        """Return at once: everything is there."""
 
 
 def _component_differences(manifest: Manifest, state: Mapping[str, object], wanted: Collection[str]) -> list[Difference]:

@@ -43,7 +43,7 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
     session.cramped = False
     while True:
         try:
-            manifest = write(session, staged, order, keep)
+            return write(session, staged, order, keep)
         except StoreError as error:
             _check_still_ours(session)
             if error.kind not in FULL:
@@ -54,9 +54,12 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
                 session.apart, session.cramped = False, True
                 continue
             _make_room(session, staged, error)
-            continue
-        hold_ballast(session)
-        return manifest
+
+
+def clear_up(session: Session) -> None:
+    """Do what nobody waits for, after a save was acknowledged and before the next begins: delete what it dropped."""
+    retire_dropped(session)
+    hold_ballast(session)
 
 
 def _check_still_ours(session: Session) -> None:

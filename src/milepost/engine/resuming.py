@@ -6,13 +6,13 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from milepost.engine.capture import is_last
 from milepost.engine.components import is_essential
 from milepost.engine.events import milliseconds
 from milepost.engine.mismatch import Mismatches
-from milepost.engine.reader import check_fit, load_into, names_of
+from milepost.engine.reader import Loaded, check_fit, load_into, names_of
 from milepost.engine.session import Session
 from milepost.errors import CorruptError, StoreError, UsageError
 from milepost.lifecycle.faults import FaultPlan, Traces, plan
@@ -41,7 +41,7 @@ class Resuming:
     traces: Traces | None = None
     """What the writer before left of itself; None once this process has gone on from it."""
     known: dict[Which, Choice] = field(default_factory=dict)
-    """What a `peek` chose and verified, for the resume that follows; used once, since damage may come in between."""
+    """What a `peek` chose, for the resume that follows; used once."""
 
     def resume(self, which: Which, parts: Collection[str] | None = None) -> Restored | None:
         """Load the newest generation that is sound, or the one asked for; None if the run starts anew.
@@ -51,9 +51,10 @@ class Resuming:
         `MismatchError` before anything is changed. Raises `CorruptError` if nothing sound is left.
         """
         rejected: tuple[Skipped, ...] = ()
+        doubted: Skipped | None = None
         while True:
             started = self.session.clock.monotonic_ns()
-            choice = self._choose(which, rejected, parts)
+            choice = self._choose_again(which, rejected, parts, doubted)
             self._note_damage(choice)
             if choice.manifest is None:
                 self.session.build_on(None)
@@ -62,11 +63,16 @@ class Resuming:
             found = self._take(choice, choice.manifest, parts, started)
             if isinstance(found, Restored):
                 return found
+            if found.kind == "damaged" and doubted is None:
+                # It was taken on trust, and its bytes are not what they should be. From here on all of a generation is read
+                # before any of it is believed, this one too: what exactly is damaged decides what may be taken instead.
+                doubted = found
+                continue
             rejected = (*rejected, *(skip for skip in choice.skipped if skip not in rejected), found)
 
     def adopt(self) -> Manifest | None:
         """Build on the newest sound generation without loading it: the live state is this process's own."""
-        choice = self._choose("latest")
+        choice = self._choose("latest", full=True)
         self._note_damage(choice)
         self.session.build_on(choice.manifest, share=choice.damage is None)
         if choice.manifest is not None:
@@ -74,19 +80,39 @@ class Resuming:
         return choice.manifest
 
     def peek(self, which: Which) -> Manifest | None:
-        """Return the generation that a resume would take; every byte that it would load is verified. Changes nothing."""
+        """Return the generation that a resume would take unless its bytes turn out to be damaged. Changes nothing."""
         if which not in self.known:
             self.known[which] = self._choose(which)
         return self.known[which].manifest
 
-    def _choose(self, which: Which, rejected: tuple[Skipped, ...] = (), parts: Collection[str] | None = None) -> Choice:
+    def _choose_again(
+        self, which: Which, rejected: tuple[Skipped, ...], parts: Collection[str] | None, doubted: Skipped | None
+    ) -> Choice:
+        if doubted is None:
+            return self._choose(which, rejected, parts)
+        try:
+            return self._choose(which, rejected, parts, full=True)
+        except CorruptError as error:
+            # What could have been left alone may be half overwritten by now. The next start reads before it overwrites.
+            self._note_damage(Choice(None, (doubted,)))
+            if doubted.damaged and not self.mismatches.strict and not any(map(is_essential, doubted.damaged)):
+                error.hint = f"start the script anew, and it may go on without {', '.join(doubted.damaged)}; {error.hint}"
+            raise
+
+    def _choose(
+        self,
+        which: Which,
+        rejected: tuple[Skipped, ...] = (),
+        parts: Collection[str] | None = None,
+        *,
+        full: Literal[True, "doubted"] = "doubted",
+    ) -> Choice:
         known = self.known.pop(which, None)
-        if known is not None and not rejected and parts is None:
+        if known is not None and not rejected and parts is None and full == "doubted":
             return known
         keep, spare = self.session.keep, None if self.mismatches.strict else self._may_stay
-        return choose(
-            self.session.store, self.view, which, by=keep.by, mode=keep.mode, rejected=rejected, parts=parts, spare=spare
-        )
+        more: Any = {"rejected": rejected, "parts": parts, "spare": spare}
+        return choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, full=full, **more)
 
     def _may_stay(self, component: str) -> bool:
         """Return whether a run can go on with this component as it is: not if a refused generation's bytes are in it."""
@@ -101,7 +127,8 @@ class Resuming:
         try:
             warnings = check_fit(manifest, live, session.fingerprint, self.mismatches, root=session.store.url, wanted=wanted)
             chosen_ns = session.clock.monotonic_ns()
-            components = self._load(manifest, live)
+            loaded = self._load(manifest, live, also=_unclaimed(choice, manifest, live, parts))
+            components = loaded.components
             if self.health_eval is not None:
                 if not self.health_eval():
                     return Skipped(manifest.number, "unhealthy", "the warm-up evaluation refused it")
@@ -117,7 +144,8 @@ class Resuming:
         loaded_ns = session.clock.monotonic_ns()
         fault = self._fault(restored, choice)
         restored = dataclasses.replace(restored, fault=fault.kind if fault else "none")
-        self._tell(restored, fault, choice, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
+        verified_bytes = choice.checked_bytes + loaded.read_bytes
+        self._tell(restored, fault, verified_bytes, {"choose": chosen_ns - started_ns, "load": loaded_ns - chosen_ns})
         return restored
 
     def _refuse_a_mixture(self, manifest: Manifest) -> None:
@@ -139,8 +167,9 @@ class Resuming:
         damage = (str(choice.damage),) if choice.damage else ()
         return plan(traces, (*restored.skipped, *damage), restored.generation) if traces else None
 
-    def _load(self, manifest: Manifest, live: Mapping[str, object]) -> tuple[str, ...]:
-        return load_into(self.session.store, manifest, live, self.overwritten, trust_pickle=self.trust_pickle)
+    def _load(self, manifest: Manifest, live: Mapping[str, object], also: Collection[str] = ()) -> Loaded:
+        store = self.session.store
+        return load_into(store, manifest, live, self.overwritten, also=also, trust_pickle=self.trust_pickle)
 
     def _note_damage(self, choice: Choice) -> None:
         """Mark what turned out to be damaged, and unmark what verifies again.
@@ -163,7 +192,7 @@ class Resuming:
                     session.store, session.clock, run_id=run_id, term=term, number=skip.number, kind="damaged", reason=skip.reason
                 )
 
-    def _tell(self, restored: Restored, fault: FaultPlan | None, choice: Choice, phases_ns: dict[str, int]) -> None:
+    def _tell(self, restored: Restored, fault: FaultPlan | None, verified_bytes: int, phases_ns: dict[str, int]) -> None:
         self.session.events.write(
             "resumed",
             generation=restored.generation,
@@ -174,7 +203,7 @@ class Resuming:
             skipped=restored.skipped,
             warnings=restored.warnings,
             fault=fault and fault.facts,
-            verified_bytes=choice.checked_bytes,
+            verified_bytes=verified_bytes,
             milliseconds=milliseconds(phases_ns),
         )
         if fault and fault.kind != "none":
@@ -200,6 +229,13 @@ def _wanted(choice: Choice, manifest: Manifest, state: Mapping[str, object], par
     if missing:
         raise _no_such_part(missing, names_of(manifest), f"generation {manifest.number}")
     return parts
+
+
+def _unclaimed(choice: Choice, manifest: Manifest, live: Collection[str], parts: Collection[str] | None) -> tuple[str, ...]:
+    """Return what nobody loads but is to be verified: only a generation that is sound as a whole is one to build on."""
+    if parts is not None or choice.damage is not None:
+        return ()
+    return tuple(name for name in names_of(manifest) if name not in live)
 
 
 def _left(choice: Choice, manifest: Manifest, state: Mapping[str, object], parts: Collection[str] | None) -> list[str]:

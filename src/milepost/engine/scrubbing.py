@@ -121,6 +121,7 @@ class Scrubbing:
             blob=problem.name,
             problem=problem.problem,
             components=problem.components,
+            rows=problem.rows,
         )
         log.warning(
             "generation %s is damaged on the disk; the next save writes anew what is shared with it: %s",

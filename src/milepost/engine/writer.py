@@ -28,7 +28,7 @@ FULL = frozenset({"disk-full", "quota"})
 
 
 def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
-    """Write what was staged as a new generation, publish it, and retire what it drops.
+    """Write what was staged as a new generation and publish it. What it drops is for `retire_dropped`, once it is acknowledged.
 
     Whatever stops this before `publish` leaves nothing but unnamed blobs, which the next claimer sweeps. Raises
     `StoreError` or `ConflictError`; the generations that were published stay as they were.
@@ -52,11 +52,10 @@ def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Man
             discard(session, sorted(written.fresh))
         raise
     watch.lap("publish")
-    # Nothing of the base was touched so far. Only now that its successor counts may its generation be retired.
+    # Nothing of the base was touched so far. Only now that its successor counts may its generation be retired: that is left
+    # for later, since nobody should have to wait for it.
     session.base = manifest
-    retired = retire_dropped(session)
-    watch.lap("retire")
-    _tell(session, manifest, order, watch, retired)
+    _tell(session, manifest, order, watch)
     return manifest
 
 
@@ -225,8 +224,8 @@ def republish(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
     """Publish content that is stored already, as a new generation: for a trim or a rollback. Retires what ``keep`` drops."""
     fresh = dataclasses.replace(draft, write_id=session.clock.nonce(), provenance=session.provenance)
     manifest = _commit(session, fresh, keep)
-    retired = retire_dropped(session)
-    session.events.write("published", generation=manifest.number, step=manifest.step, reason=manifest.reason, retired=retired)
+    session.events.write("published", generation=manifest.number, step=manifest.step, reason=manifest.reason)
+    retire_dropped(session)
     return manifest
 
 
@@ -242,13 +241,22 @@ def _commit(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
     return manifest
 
 
-def retire_dropped(session: Session) -> tuple[int, ...]:
+def retire_dropped(session: Session) -> None:
     """Delete what the newest manifest dropped. A disk that fails at this is told, and tried again after the next save."""
+    watch = _Watch(session)
     try:
-        return retire(session.store, session.chain).generations
+        retired = retire(session.store, session.chain)
     except StoreError as error:
         session.events.write("retire-failed", error=error.message)
-        return ()
+        return
+    if retired.generations or retired.blobs:
+        watch.lap("retire")
+        session.events.write(
+            "retired",
+            generations=retired.generations,
+            blobs=len(retired.blobs),
+            milliseconds=milliseconds(watch.phases_ns),
+        )
 
 
 def discard(session: Session, names: Sequence[str]) -> None:
@@ -262,7 +270,7 @@ def discard(session: Session, names: Sequence[str]) -> None:
             session.events.write("discard-failed", blob=name, error=error.message)
 
 
-def _tell(session: Session, manifest: Manifest, order: Order, watch: _Watch, retired: tuple[int, ...]) -> None:
+def _tell(session: Session, manifest: Manifest, order: Order, watch: _Watch) -> None:
     session.events.write(
         "published",
         generation=manifest.number,
@@ -272,7 +280,6 @@ def _tell(session: Session, manifest: Manifest, order: Order, watch: _Watch, ret
         complete=manifest.complete,
         new_bytes=manifest.new_bytes,
         total_bytes=manifest.total_bytes,
-        retired=retired,
         milliseconds=milliseconds(watch.phases_ns),
     )
 

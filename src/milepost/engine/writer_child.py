@@ -31,7 +31,7 @@ log = logging.getLogger("milepost")
 
 START = "import sys; sys.path += sys.argv[2:]; from milepost.engine.writer_process import main; main(int(sys.argv[1]))"
 """What the process runs. Its arguments are the socket, and where the trainer has found milepost and what that stands on."""
-_NEEDED = ("milepost", "msgspec", "numpy", "xxhash")
+_NEEDED = ("milepost", "msgspec", "numpy", "xxhash", "zstandard")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """It computes nothing: a pool of threads would only take memory."""
 

@@ -21,7 +21,7 @@ from milepost.engine.capture import Staged, StagedComponent, StagedLeaf
 from milepost.engine.channel import Channel, ChannelError
 from milepost.engine.events import Events
 from milepost.engine.messages import Done, FromWriter, Hello, Letter, Note, Over, Posted, Trying
-from milepost.engine.relief import write_with_relief
+from milepost.engine.relief import clear_up, write_with_relief
 from milepost.engine.session import Session
 from milepost.publish.signed import SignedStore
 from milepost.records import Manifest
@@ -102,7 +102,8 @@ class WriterProcess:
         self._base = session.base
         self._step = None
         self.say(Done(messages.state_of(session, letter.state.base), failure))
-        if failure is None:
+        if failure is None and not self._orphaned:  # the next claimer sweeps, and waits for us
+            clear_up(session)
             self.say(Over(messages.state_of(session, messages.key_of(session.base))))
 
     def _session(self, letter: Letter) -> Session:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from milepost.errors import CorruptError, NotFoundError, UsageError
+from milepost.lifecycle.blobs import Blobs
 from milepost.lifecycle.retain import rank
 from milepost.lifecycle.sealed import GONE
-from milepost.lifecycle.verify import Blobs, Problem, check_generation, no_such_generation
+from milepost.lifecycle.verify import Problem, check_generation, no_such_generation
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import View
@@ -80,7 +81,7 @@ def choose(
     *,
     by: str | None = None,
     mode: Literal["max", "min"] = "max",
-    full: bool = True,
+    full: bool | Literal["doubted"] = True,
     rejected: tuple[Skipped, ...] = (),
     parts: Collection[str] | None = None,
     spare: Spare | None = None,
@@ -89,8 +90,9 @@ def choose(
     """Return the generation to load. ``rejected`` ones failed while they were loaded, and are not tried again.
 
     With ``parts`` only these components are looked at, and nobody minds what the others are like. Without ``full`` bytes
-    are verified by whoever loads them. With ``spare`` a generation of which only components were damaged that it answers
-    True for is taken where no other is whole (B8): never before an older one that is.
+    are verified by whoever loads them; with ``full="doubted"`` that goes for a generation which nothing speaks against: it
+    is not marked as damaged, and none that was preferred to it turned out to be. With ``spare`` a generation of which only
+    components were damaged that it answers True for is taken where no other is whole (B8): never before an older one that is.
 
     Raises `CorruptError` (kind ``nothing-valid``) where data exists but none of it may be loaded: that is not a fresh
     start. Raises `NotFoundError` if a number is asked for that is not live.
@@ -101,28 +103,29 @@ def choose(
     gone = [Skipped(view.lost, "unreadable", "LATEST tells of it, but its manifest is gone")] if view.lost else []
     unreadable = [Skipped(number, "unreadable", why) for number, why in sorted(view.unreadable.items(), reverse=True)]
     skipped = [*rejected, *(skip for skip in (*gone, *unreadable) if skip not in rejected)]
-    blobs = Blobs(store, full=full, progress=progress)
+    quick, thorough = (Blobs(store, full=whole, progress=progress) for whole in (False, True))
     order = _in_order(store, view, which, by, mode)
     refused = {skip.number for skip in rejected}
     looked: dict[int, _Looked] = {}
     for number in order:
         if number in refused:
             continue
-        found = _refuse(view, number, which) or _look(store, number, blobs, full, parts)
+        whole = full is True or (full == "doubted" and _is_doubted(view, number, skipped, parts))
+        found = _refuse(view, number, which) or _look(store, number, thorough if whole else quick, whole, parts)
         if isinstance(found, Skipped):
             skipped.append(found)
         elif found.problems:
             damage = found.skipped()
             if spare is not None and parts is None and not damage.damaged:
                 # A file's header is hit, or its padding: all that was saved is there, and nothing older has more of it.
-                return Choice(found.manifest, tuple(skipped), (), blobs.read_bytes, damage)
+                return Choice(found.manifest, tuple(skipped), (), thorough.read_bytes, damage)
             looked[number] = found
             skipped.append(damage)
         else:
-            cleared = (number,) if number in view.marks and parts is None else ()
-            return Choice(found.manifest, tuple(skipped), cleared, blobs.read_bytes)
+            cleared = (number,) if whole and number in view.marks and parts is None else ()
+            return Choice(found.manifest, tuple(skipped), cleared, thorough.read_bytes)
     if spare is not None and parts is None:
-        partly = _partly(store, order, looked, skipped, rejected, blobs, spare)
+        partly = _partly(store, order, looked, skipped, rejected, thorough, spare)
         if partly is not None:
             return partly
     raise _nothing_valid(store, view, which, skipped, parts)
@@ -192,6 +195,12 @@ def _refuse(view: View, number: int, which: Which) -> Skipped | None:
     if not summary.healthy and which != number:
         return Skipped(number, "unhealthy", f"not finite: {', '.join(summary.nonfinite[:3])}")
     return None
+
+
+def _is_doubted(view: View, number: int, skipped: Iterable[Skipped], parts: Collection[str] | None) -> bool:
+    # Damage seldom comes alone: older generations stand on the same files. And one that was refused while it was loaded may
+    # have spoilt a live component: the next is to be known to be sound before it is loaded over that.
+    return any(skip.kind == "damaged" for skip in skipped) or (parts is None and number in view.marks)
 
 
 def _look(store: Store, number: int, blobs: Blobs, full: bool, parts: Collection[str] | None) -> _Looked | Skipped:

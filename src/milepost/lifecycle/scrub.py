@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
-from milepost.lifecycle.verify import PIECE_BYTES, Blobs, Problem, blobs_of
+from milepost.lifecycle.blobs import PIECE_BYTES, Blobs
+from milepost.lifecycle.verify import Problem, blobs_of, problem_of
 from milepost.publish import layout
 from milepost.publish.manifest import encode, load_record
 from milepost.publish.signed import refuse_unsigned
@@ -102,8 +103,10 @@ class Scrub:
             if blob not in summary.blobs:
                 continue
             manifest = _manifest(self._store, number)
-            components = blobs.touched(manifest, manifest.blobs.index(blob)) if manifest else ()
-            yield Problem(blob.name, problem, number, components)
+            if manifest is None:
+                yield Problem(blob.name, problem, number)
+            else:
+                yield problem_of(manifest, manifest.blobs.index(blob), problem, blobs)
 
     def _note(self, blob: BlobRecord, *, sound: bool) -> None:
         self._read.append(blob)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from milepost.encode.digest import Digest
 from milepost.errors import CorruptError, NotFoundError, StoreError
+from milepost.lifecycle.blobs import Blobs
 from milepost.lifecycle.sealed import GONE, Records, check_records
 from milepost.lifecycle.subset import Subset
 from milepost.lifecycle.torn import TORN
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
-from milepost.records import BlobRecord, LeafRecord, Manifest, Summary
+from milepost.records import BlobRecord, Manifest, Summary, is_piece
 from milepost.store.base import Store
 from milepost.text import plain
 
-PIECE_BYTES = 8 << 20
-"""How much is read at once: the memory that a check needs, whatever the size of the run."""
+_TOLD_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,22 @@ class Problem:
     generation: int | None = None
     components: tuple[str, ...] = ()
     """Which components the damage touches. Of a blob: none, where only its header or padding is hit. Else it is unknown."""
+    rows: tuple[str, ...] = ()
+    """Which rows of logs (``replay.observations[917504:983040]``) it touches, where these components are damaged."""
 
     def __str__(self) -> str:
-        where = f" ({', '.join(self.components)})" if self.components else ""
+        where = f" ({'; '.join((', '.join(self.components), *self.told_rows))})" if self.components else ""
         if not self.components and self.name.startswith(layout.BLOBS):
             where = " (no component, only the file's header)"
         return plain(f"{self.name}{where}: {self.problem}")
+
+    @property
+    def told_rows(self) -> tuple[str, ...]:
+        """Return the text that names the damaged rows to people; nothing if there are none."""
+        if not self.rows:
+            return ()
+        more = len(self.rows) - _TOLD_ROWS
+        return ("rows " + ", ".join(self.rows[:_TOLD_ROWS]) + (f" and {more} more" if more > 0 else ""),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,125 +183,18 @@ def check_generation(manifest: Manifest, blobs: Blobs) -> tuple[Problem, ...]:
     for index, blob in enumerate(manifest.blobs):
         problem = blobs.problem(blob)
         if problem:
-            found.append(Problem(blob.name, problem, manifest.number, blobs.touched(manifest, index)))
+            found.append(problem_of(manifest, index, problem, blobs))
     return tuple(found)
 
 
-class Blobs:
-    """Check blobs, each once however many generations share it, in bounded memory."""
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        full: bool,
-        chosen: Collection[str] | None = None,
-        progress: Callable[[int], None] | None = None,
-        piece_bytes: int = PIECE_BYTES,
-        from_medium: bool = False,
-    ) -> None:
-        """Read in pieces of ``piece_bytes``; ``from_medium`` asks for what is on the disk and not in this machine's memory."""
-        self._store = store
-        self._full = full
-        self._chosen = chosen
-        self._progress = progress
-        self._piece_bytes = piece_bytes
-        self._from_medium = from_medium
-        self._known: dict[str, tuple[BlobRecord, str | None]] = {}
-        self.read_bytes = 0
-
-    @property
-    def looked_at(self) -> list[BlobRecord]:
-        """Return the blobs that were asked about."""
-        return [blob for blob, _ in self._known.values()]
-
-    def reads(self, blob: BlobRecord) -> bool:
-        """Return whether the bytes of ``blob`` are read, and not only its size is checked."""
-        return self._full and (self._chosen is None or blob.name in self._chosen)
-
-    def count(self, size_bytes: int) -> None:
-        """Note that bytes were checked."""
-        self.read_bytes += size_bytes
-        if self._progress:
-            self._progress(size_bytes)
-
-    def problem(self, blob: BlobRecord) -> str | None:
-        """Return what is wrong with ``blob``, or None."""
-        known = self._known.get(blob.name)
-        if known is None or known[0] != blob:
-            # A flaky read is not damage: what looks damaged is read once more before it is believed.
-            problem = self._look(blob, again=self._from_medium) and self._look(blob, again=True)
-            known = self._known[blob.name] = (blob, problem)
-        return known[1]
-
-    def _look(self, blob: BlobRecord, *, again: bool) -> str | None:
-        if again:
-            # Read from the same memory it would be the same bad bytes once more.
-            self._store.drop_cached(blob.name)
-        try:
-            size, digest = self._measure(blob)
-        except NotFoundError:
-            return GONE
-        if size != blob.size_bytes:
-            return (
-                f"it is {'longer' if size > blob.size_bytes else 'shorter'} than the {blob.size_bytes:,} bytes that were written"
-            )
-        if digest is not None and digest != blob.digest:
-            return "its digest is not the one that was written"
-        return None
-
-    def _measure(self, blob: BlobRecord) -> tuple[int, str | None]:
-        if not self.reads(blob):
-            # One byte beyond the end tells a file that grew from one that is whole.
-            probe = bytearray(2)
-            start = max(blob.size_bytes - 1, 0)
-            return start + self._store.read_into(blob.name, start, memoryview(probe)), None
-        # One byte more than there should be, so that a file that grew is told from one that is whole.
-        digest, size = Digest.like(blob.digest), 0
-        for piece in self._pieces(blob.name, 0, blob.size_bytes + 1):
-            digest.update(piece)
-            size += len(piece)
-            self.count(len(piece))
-        return size, digest.hex()
-
-    def _pieces(self, name: str, start: int, stop: int) -> Iterator[memoryview]:
-        """Read bytes ``[start, stop)``, or what there is of them, piece by piece into one buffer."""
-        buffer = memoryview(bytearray(min(self._piece_bytes, stop - start)))
-        while True:
-            piece = buffer[: stop - start]
-            got = self._store.read_into(name, start, piece)
-            yield piece[:got]
-            start += got
-            if got < len(piece) or start == stop:
-                return
-
-    def touched(self, manifest: Manifest, blob: int) -> tuple[str, ...]:
-        """Return which components have a damaged leaf in this blob."""
-        found = [
-            component.name
-            for component in manifest.components
-            if any(self._bad(manifest, leaf, blob) for leaf in component.leaves)
-        ]
-        return tuple(found)
-
-    def _bad(self, manifest: Manifest, leaf: LeafRecord, blob: int) -> bool:
-        return leaf.blob == blob and not self.is_sound(manifest, leaf)
-
-    def is_sound(self, manifest: Manifest, leaf: LeafRecord) -> bool:
-        """Return whether a leaf's bytes are those that were saved; what looks damaged is read once more."""
-        if self._fits(manifest, leaf):
-            return True
-        self._store.drop_cached(manifest.blobs[leaf.blob].name)
-        return self._fits(manifest, leaf)
-
-    def _fits(self, manifest: Manifest, leaf: LeafRecord) -> bool:
-        try:
-            digest = Digest.like(leaf.digest)
-            for piece in self._pieces(manifest.blobs[leaf.blob].name, leaf.start, leaf.stop):
-                digest.update(piece)
-        except NotFoundError:
-            return False
-        return digest.hex() == leaf.digest
+def problem_of(manifest: Manifest, index: int, problem: str, blobs: Blobs) -> Problem:
+    """Return what a damaged blob means for a generation: which of its components are hit, and of a log which rows."""
+    components, rows = dict[str, None](), list[str]()
+    for component, leaf in blobs.damaged(manifest, index):
+        components[component] = None
+        if is_piece(leaf.path):
+            rows.append(leaf.path)
+    return Problem(manifest.blobs[index].name, problem, manifest.number, tuple(components), tuple(rows))
 
 
 def _known(view: View) -> list[int]:

@@ -36,7 +36,12 @@ MOST_SCRUB_BYTES: Final = 16 << 20
 MOST_RECORD_BYTES: Final = 1 << 20
 """How large a manifest, ``scrub.json``, and any other record or line of an event log, may be: a larger one is refused unread."""
 
-_BLOB = re.compile(r"blobs/[\w.-]*-t(\d{1,12})-[0-9a-f]{16}(?:-\d{1,6})?\.[a-z.]+", re.ASCII)
+COMPRESSED: Final = ".zst"
+"""How the name of a compressed blob ends."""
+
+_BLOB = re.compile(
+    r"blobs/(?:\d{6,12}|[\w.-]*)-t(\d{1,12})-[0-9a-f]{16}(?:-\d{1,6})?(?:\.[\w-]{1,60}\.\d{1,20}-\d{1,20})?\.[a-z.]+", re.ASCII
+)
 """Matches what any writer leaves in blobs/: `000042-t7-<nonce>.safetensors`, the same with `.part`, `LATEST-t7-<nonce>.tmp`."""
 _BLOB_NUMBER = re.compile(r"blobs/(\d{6,12})-t\d{1,12}-.*", re.ASCII)
 # One spelling a number: a second name for one would be read, and never deleted or written.
@@ -64,10 +69,16 @@ def manifest(number: int) -> str:
     return f"{GENERATIONS}{number:06d}.json"
 
 
-def blob(number: int, term: int, nonce: str, part: int = 0) -> str:
-    """Return the name of a blob: the generation it was first written for, the writer's term, a nonce (rule 9)."""
+def blob(number: int, term: int, nonce: str, part: int = 0, rows: str = "", compressed: bool = False) -> str:
+    """Return the name of a blob: the generation it was first written for, the writer's term, a nonce (rule 9).
+
+    ``rows`` is for people: ``replay.917504-983040`` where nothing but these rows of one log is in it.
+    """
     split = f"-{part}" if part else ""
-    return f"{BLOBS}{number:06d}-t{term}-{nonce}{split}.safetensors"
+    log, _, span = rows.rpartition(".")
+    # A log may have any name. No part of one may look like a term: who sweeps goes by that.
+    of = f".{re.sub('[^A-Za-z0-9_]', '_', log)[:60]}.{span}" if log else ""
+    return f"{BLOBS}{number:06d}-t{term}-{nonce}{split}{of}.safetensors{COMPRESSED if compressed else ''}"
 
 
 def pin(number: int) -> str:

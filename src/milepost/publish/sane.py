@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from milepost.encode.frames import MOST_RAW_BYTES, most_stored
 from milepost.publish import layout
 from milepost.publish.layout import HIGHEST
 from milepost.records import (
@@ -132,9 +133,21 @@ def _of_blobs(blobs: Sequence[BlobRecord]) -> Iterator[str]:
     for blob in blobs:
         if not layout.is_blob(blob.name) or not 0 <= blob.size_bytes < _FAR:
             yield f"a blob called {blob.name[:200]!a} of {blob.size_bytes} bytes"
+        yield from _of_frames(blob)
     if len({blob.name for blob in blobs}) != len(blobs):
         # Each is looked at; one that is named a thousand times, with a thousand digests, would be read as often.
         yield "a blob is named twice"
+
+
+def _of_frames(blob: BlobRecord) -> Iterator[str]:
+    """Yield frames that nobody wrote: a reader takes memory for one frame, and finds the others by adding up."""
+    if bool(blob.frames) != blob.name.endswith(layout.COMPRESSED):
+        yield f"a blob called {blob.name[:200]!a} of {len(blob.frames)} frames"
+    for raw, stored in blob.frames:
+        if not (0 < raw <= MOST_RAW_BYTES and 0 < stored <= most_stored(raw)):
+            yield f"a frame of {raw} bytes, stored as {stored}"
+    if blob.frames and sum(stored for _, stored in blob.frames) != blob.size_bytes:
+        yield f"frames that are not the {blob.size_bytes} bytes of their file"
 
 
 def _not_a_time(text: str) -> Iterator[str]:
@@ -156,8 +169,9 @@ def _of_components(record: Manifest) -> Iterator[str]:
     if len({component.name for component in record.components}) != len(record.components):
         yield "a component is there twice"
     leaves = [leaf for component in record.components for leaf in component.leaves]
+    sizes = [blob.raw_bytes for blob in record.blobs]
     for leaf in leaves:
-        if not 0 <= leaf.blob < len(record.blobs) or not 0 <= leaf.start <= leaf.stop <= record.blobs[leaf.blob].size_bytes:
+        if not 0 <= leaf.blob < len(sizes) or not 0 <= leaf.start <= leaf.stop <= sizes[leaf.blob]:
             yield f"leaf {leaf.path[:200]!a} lies outside its blob"
         elif len(leaf.shape) > _MOST_AXES or not all(0 <= size < _FAR for size in leaf.shape):
             yield f"leaf {leaf.path[:200]!a} has an impossible shape"

@@ -19,7 +19,7 @@ from milepost.encode.digest import is_strong, seal, unseal, unseal_signed
 from milepost.errors import CorruptError, InternalError, NotFoundError, UsageError
 from milepost.publish import layout
 from milepost.publish.key import find_key
-from milepost.store.base import BlobWriter, Buffer, Capabilities, Entry, Guard, Store
+from milepost.store.base import BlobReader, BlobWriter, Buffer, Capabilities, Entry, Guard, Store
 from milepost.store.resolve import Where, open_store
 
 _DOMAIN = b"milepost record 1\0"
@@ -84,6 +84,9 @@ class SignedStore(Store):
         data = self.read(name, start, start + len(into))
         into[: len(data)] = data
         return len(data)
+
+    def open_reader(self, name: str) -> BlobReader:
+        return super().open_reader(name) if is_record(name) else self._root().open_reader(name)
 
     def list(self, prefix: str) -> list[Entry]:
         return self._root().list(prefix)

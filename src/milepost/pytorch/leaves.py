@@ -93,6 +93,13 @@ class TensorKind:
     def make(self, spec: LeafSpec) -> torch.Tensor:
         return torch.empty(spec.shape, dtype=_DTYPES[spec.dtype])
 
+    def blank(self, spec: LeafSpec) -> torch.Tensor:
+        # torch.zeros writes every byte. NumPy has them from the system; torch's own alignment is kept.
+        size = self.size_bytes(spec)
+        memory = torch.from_numpy(np.zeros(size + 64, np.uint8))
+        start = -memory.data_ptr() % 64
+        return memory[start : start + size].view(_DTYPES[spec.dtype]).view(spec.shape)
+
     def memory(self, value: torch.Tensor) -> memoryview | None:
         plain = value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
         return as_bytes(as_numpy(value)) if plain else None

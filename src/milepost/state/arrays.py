@@ -65,6 +65,9 @@ class NumpyKind:
         # Not numpy.empty, which turns a text of no characters into one of one.
         return np.ndarray(spec.shape, dtype_named(spec.dtype))
 
+    def blank(self, spec: LeafSpec) -> np.ndarray[Any, Any]:
+        return np.ndarray(spec.shape, dtype_named(spec.dtype), np.zeros(max(1, self.size_bytes(spec)), np.uint8))
+
     def memory(self, value: np.ndarray[Any, Any]) -> memoryview | None:
         return as_bytes(value) if value.flags.c_contiguous and value.flags.writeable else None
 

@@ -10,12 +10,16 @@ import numpy as np
 
 from milepost.errors import MilepostError, UsageError
 from milepost.records import Difference, LeafRecord, Node
-from milepost.state.inflate import only, read_maxlen, read_pairs, record_at, skeleton
+from milepost.state.filling import item_differences, row_differences
+from milepost.state.inflate import only, read_maxlen, read_pairs, skeleton
+from milepost.state.items import Items
 from milepost.state.kinds import comparison, leaf_kind, load_edges, object_kind, object_kind_named
 from milepost.state.opaque import Opaque
 from milepost.state.paths import step, type_name
 from milepost.state.protocol import Comparable, Stateful
+from milepost.state.rows import Rows
 from milepost.state.scalars import DECODE, damaged
+from milepost.state.stored import read_items, read_rows, record_at
 from milepost.state.tree import MOST_LEVELS
 
 # Values of one family may take each other's place: a score that began as 0 and was saved as numpy.float64(0.5) is no mismatch.
@@ -36,8 +40,24 @@ _FAMILIES: dict[type, str] = {
     set: "set",
     frozenset: "frozenset",
     Opaque: "opaque",
+    Rows: "rows",
+    Items: "items",
 }
-_TAG_FAMILIES = {"none", "bool", "bytes", "bytearray", "dict", "list", "tuple", "deque", "set", "frozenset", "stateful"}
+_TAG_FAMILIES = {
+    "none",
+    "bool",
+    "bytes",
+    "bytearray",
+    "dict",
+    "list",
+    "tuple",
+    "deque",
+    "set",
+    "frozenset",
+    "stateful",
+    "rows",
+    "items",
+}
 _RAW_FAMILIES = {"str": "str", "bytes": "bytes", "bytearray": "bytearray", "int": "number", "opaque": "opaque"}
 _NUMPY_FAMILIES = {"b": "bool", "i": "number", "u": "number", "f": "number", "c": "number", "U": "str", "S": "bytes"}
 
@@ -79,6 +99,10 @@ class _Comparer:
             return self._sequence(live, only(node), path, depth)
         if family == "deque":
             return self._deque(live, node, path, depth)
+        if family == "rows":
+            return row_differences(live, read_rows(node, self.leaves), path)
+        if family == "items":
+            return item_differences(live, read_items(node, self.leaves), path)
         if family == "stateful" or family.startswith("object "):
             return self._object(live, node, path, depth)
         return ()
@@ -171,7 +195,12 @@ class _Comparer:
             return str(record_at(self.leaves, node).spec)
         if node[0] == "object" and len(node) == 3:
             return str(node[1])
-        return {"stateful": "the state of an object", "str-raw": "str"}.get(node[0], node[0])
+        return {
+            "stateful": "the state of an object",
+            "str-raw": "str",
+            "rows": "a ring of rows",
+            "items": "a queue of items",
+        }.get(node[0], node[0])
 
 
 def _family_of(value: object) -> str:

@@ -5,35 +5,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from milepost.errors import CorruptError, MilepostError, UsageError
+from milepost.errors import CorruptError, MilepostError
 from milepost.records import LeafRecord, LeafSpec, Node
-from milepost.state.kinds import LeafKind, ObjectKind, leaf_kind_named, load_edges, object_kind_named
+from milepost.state.filling import LeafSource, fill_rows, new_rows, stored_items
+from milepost.state.items import Items
+from milepost.state.kinds import LeafKind, ObjectKind, load_edges, object_kind_named
+from milepost.state.log import TAGS
 from milepost.state.opaque import unpickled
 from milepost.state.paths import step
 from milepost.state.scalars import DECODE, bytes_text, damaged, is_utf8
+from milepost.state.stored import (
+    StoredItems,
+    StoredRows,
+    check_log,
+    check_raw,
+    kind_of,
+    leaves_of,
+    read_log,
+    record_at,
+    too_large,
+    unknown_kind,
+)
 from milepost.state.tree import MOST_KEY_LEVELS, MOST_LEVELS
 
 _MOST_LEVELS = MOST_LEVELS + 1  # a scalar may stand at the bottom of the deepest container
 _HASHABLE = frozenset(DECODE) - {"bytearray"}
 _MOST_WITH_ONE_HASH = 64
-
-
-class LeafSource(Protocol):
-    """Give the bytes of a component's leaves by index. Called from one thread."""
-
-    def read_into(self, index: int, into: memoryview) -> None:
-        """Fill ``into`` (writable bytes, exactly the leaf's size, not zero), at once or by the next `settle`.
-
-        So a source may queue reads and run them side by side. ``into`` stays alive and untouched until `settle`.
-        Raises `CorruptError` if the bytes are damaged.
-        """
-
-    def settle(self) -> None:
-        """Return once every `read_into` so far has been filled and verified. Raises what they would have raised."""
 
 
 def inflate(node: Node, leaves: Sequence[LeafRecord], source: LeafSource, *, trust_pickle: bool = False) -> Any:
@@ -64,51 +65,21 @@ def check_tree(node: Node, leaves: Sequence[LeafRecord]) -> None:
     _Checker(leaves).value(node)
 
 
-def record_at(leaves: Sequence[LeafRecord], node: Node) -> LeafRecord:
-    """Return the leaf that an ``array`` node refers to."""
-    index = node[1] if len(node) == 2 else None
-    if type(index) is not int or not 0 <= index < len(leaves):
-        damaged(node)
-    return leaves[index]
-
-
-def kind_of(record: LeafRecord) -> LeafKind:
-    """Return the registered kind of a leaf, once its size is known to fit its shape."""
-    kind = leaf_kind_named(record.kind)
-    if kind is None:
-        raise _unknown_kind(record.kind, record.path)
-    if kind.size_bytes(record.spec) != record.size_bytes:
-        raise CorruptError("a stored leaf's size does not fit its shape", kind="damaged-tree", path=record.path, spec=record.spec)
-    return kind
-
-
-def _unknown_kind(name: str, path: str = "") -> UsageError:
-    package = name.partition(".")[0]
-    hint = f"import {package} (or what registers this kind) before loading"
-    what = "what brings this kind of value has not been imported"
-    return UsageError(what, kind="unknown-kind", hint=hint, path=path, is_a=name)
-
-
-def _check_raw(record: LeafRecord) -> None:
-    if record.dtype != "uint8" or record.shape != (record.size_bytes,):
-        raise CorruptError("a stored leaf has another size", kind="damaged-tree", path=record.path, spec=record.spec)
-
-
-def _too_large(record: LeafRecord) -> UsageError:
-    hint = "load on a machine with more memory, or only some components: parts=[...]"
-    what = "a stored leaf is larger than the memory there is"
-    return UsageError(what, kind="too-large", hint=hint, path=record.path, spec=record.spec, size_bytes=record.size_bytes)
-
-
 class TreeReader(ABC):
     """Walk a stored tree and build containers and scalars; what leaves and objects become is the subclass's."""
 
     def __init__(self, leaves: Sequence[LeafRecord]) -> None:
         self.leaves = leaves
+        self._logs: dict[int, tuple[Node, Any]] = {}
+        """By the index of a leaf: the log that is read from it, and what stands for that."""
 
     @abstractmethod
     def leaf(self, node: Node, path: str) -> Any:
         """Return what stands for an ``array`` node."""
+
+    @abstractmethod
+    def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:
+        """Return what stands for a log's node, which says ``stored``."""
 
     @abstractmethod
     def object(self, kind: str, state: Any) -> Any:
@@ -121,11 +92,24 @@ class TreeReader(ABC):
         tag = node[0]
         if tag == "array":
             return self.leaf(node, path)
+        if tag in TAGS:
+            return self.any_log(node, path)
         read = _CONTAINERS.get(tag)
         if read is not None:
             return read(self, node, path, depth + 1)
         decode = DECODE.get(tag)
         return decode(node) if decode is not None else damaged(node)
+
+    def any_log(self, node: Node, path: str) -> Any:
+        """Return what stands for a log's node. No two logs are read from one leaf, but one log may stand at two places."""
+        stored = read_log(node, self.leaves)
+        mine = leaves_of(stored)
+        earlier = [self._logs[index] for index in mine if index in self._logs]
+        if earlier and (len(earlier) != len(mine) or earlier[0][0] != node):
+            damaged(node)
+        value = earlier[0][1] if earlier else self.log(stored, node, path)
+        self._logs.update(dict.fromkeys(mine, (node, value)))
+        return value
 
     def pairs(self, pairs: Any, path: str, depth: int) -> list[tuple[Any, Any]]:
         """Return the items of a dict, in order."""
@@ -223,7 +207,7 @@ class Inflater(TreeReader):
         try:
             value = kind.make(record.spec)
         except MemoryError as error:
-            raise _too_large(record) from error
+            raise too_large(record) from error
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:
             raise CorruptError("a stored leaf cannot exist", kind="damaged-tree", path=record.path, spec=record.spec) from error
         if record.size_bytes:
@@ -237,13 +221,13 @@ class Inflater(TreeReader):
         self.source.read_into(index, memory)
 
     def _raw(self, index: int, record: LeafRecord, read: Callable[[bytearray], Any]) -> Any:
-        _check_raw(record)
+        check_raw(record)
         if record.kind == "opaque" and not self.trust_pickle:
             unpickled(b"", record.path, trust=False)  # refused before a byte is read
         try:
             data = bytearray(record.size_bytes)
         except MemoryError as error:
-            raise _too_large(record) from error
+            raise too_large(record) from error
         if data:
             self.source.read_into(index, memoryview(data))
             self.source.settle()
@@ -251,14 +235,37 @@ class Inflater(TreeReader):
             return unpickled(data, record.path, trust=self.trust_pickle)
         return read(data)
 
+    def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:  # noqa: ARG002 - they are for subclasses
+        check_log(stored, self.leaves)
+        if isinstance(stored, StoredItems):
+            return Items(deque(self.stored_items(stored)), count=stored.count)
+        rows = new_rows(stored)
+        fill_rows(rows, stored, self.leaves, self.source)
+        return rows
+
+    def stored_items(self, stored: StoredItems) -> list[Any]:
+        """Return the items of a queue, built anew."""
+
+        def build(node: Node, leaves: Sequence[LeafRecord], source: LeafSource) -> Any:
+            return _ItemInflater(leaves, source, trust_pickle=self.trust_pickle).value(node)
+
+        return stored_items(stored, self.leaves, self.source, build)
+
     def object(self, kind: str, state: Any) -> Any:
         known = object_kind_named(kind)
         if known is None:
-            raise _unknown_kind(kind)
+            raise unknown_kind(kind)
         if known.make is None:
             return state
         self.source.settle()
         return call_kind(known, known.make, state)
+
+
+class _ItemInflater(Inflater):
+    """Build one item of a queue. No log stands in it."""
+
+    def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:  # noqa: ARG002 - there is none
+        damaged(node)
 
 
 def call_kind(kind: ObjectKind, function: Callable[..., Any], *args: Any) -> Any:
@@ -275,6 +282,9 @@ class _Skeleton(TreeReader):
     def leaf(self, node: Node, path: str) -> LeafSpec:  # noqa: ARG002 - reads no leaf
         return record_at(self.leaves, node).spec
 
+    def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:  # noqa: ARG002 - reads no leaf
+        return stored
+
     def object(self, kind: str, state: Any) -> Any:  # noqa: ARG002 - the plain state is the answer
         return state
 
@@ -285,12 +295,16 @@ class _Checker(_Skeleton):
         if record.kind not in _RAW:
             kind_of(record)
         else:
-            _check_raw(record)
+            check_raw(record)
         return super().leaf(node, path)
+
+    def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:
+        check_log(stored, self.leaves)
+        return super().log(stored, node, path)
 
     def object(self, kind: str, state: Any) -> Any:
         if object_kind_named(kind) is None:
-            raise _unknown_kind(kind)
+            raise unknown_kind(kind)
         return state
 
 

@@ -39,6 +39,9 @@ class LeafKind(Protocol):
     def make(self, spec: LeafSpec) -> Any:
         """Return a new value of that spec from the type's own allocator (its alignment may decide bits), bytes undefined."""
 
+    def blank(self, spec: LeafSpec) -> Any:
+        """Return a new value of that spec, every byte zero; memory is taken only as it is written to."""
+
     def memory(self, value: Any) -> memoryview | None:
         """Return the writable memory of ``value`` (not empty) in C order as bytes, or None if it has no such thing."""
 

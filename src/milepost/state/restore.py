@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from milepost.errors import MilepostError, MismatchError, UsageError
 from milepost.records import LeafRecord, Node
-from milepost.state.inflate import (
-    Inflater,
-    LeafSource,
-    call_kind,
-    kind_of,
-    only,
-    read_elements,
-    read_maxlen,
-    read_pairs,
-    record_at,
-)
+from milepost.state.filling import LeafSource, fill_rows, item_differences, row_differences
+from milepost.state.inflate import Inflater, call_kind, only, read_elements, read_maxlen, read_pairs
+from milepost.state.items import Items
 from milepost.state.kinds import LeafKind, leaf_kind, load_edges, object_kind, takes_own_arrays
+from milepost.state.log import TAGS, LogMark
 from milepost.state.opaque import Opaque
 from milepost.state.paths import step, type_name
 from milepost.state.protocol import Stateful
+from milepost.state.rows import Rows
 from milepost.state.scalars import damaged
-from milepost.state.tree import MOST_LEVELS, flatten
+from milepost.state.stored import StoredItems, StoredRows, check_log, kind_of, read_log, record_at
+from milepost.state.tree import MOST_LEVELS, LiveLeaf, flatten
 
-_OVERWRITABLE = (dict, OrderedDict, list, deque, set, bytearray, Opaque)
+_OVERWRITABLE = (dict, OrderedDict, list, deque, set, bytearray, Opaque, Rows, Items)
 
 
 def check_restorable(value: object, path: str) -> None:
@@ -57,8 +52,12 @@ def restore(
     and live do not fit it replaces. If it raises, ``live`` may be half overwritten.
     """
     load_edges()
-    value = _Restorer(leaves, source, trust_pickle=trust_pickle).put(live, node, path, 0)
+    restorer = _Restorer(leaves, source, trust_pickle=trust_pickle)
+    value = restorer.put(live, node, path, 0)
     source.settle()
+    # Only now has every byte verified: until here the next save of a log would have been a whole one.
+    for mark in restorer.marks:
+        mark.settle(leaves)
     return value
 
 
@@ -67,6 +66,8 @@ class _Restorer(Inflater):
 
     def __init__(self, leaves: Sequence[LeafRecord], source: LeafSource, *, trust_pickle: bool) -> None:
         super().__init__(leaves, source, trust_pickle=trust_pickle)
+        self.marks: list[LogMark] = []
+        """Of the logs that were filled."""
         self._filled: dict[tuple[str, Hashable], int] = {}
 
     def put(self, live: Any, node: Any, path: str, depth: int) -> Any:
@@ -76,6 +77,8 @@ class _Restorer(Inflater):
         tag = node[0]
         if tag == "array":
             return self.put_leaf(live, node, path)
+        if tag in TAGS:
+            return self.put_log(live, node, path)
         put = _PUT.get((tag, type(live)))
         if put is not None:
             return put(self, live, node, path, depth + 1)
@@ -117,6 +120,21 @@ class _Restorer(Inflater):
             kind.copy_from(live, fresh)
         self.made.setdefault(index, live)
 
+    def put_log(self, live: Any, node: Node, path: str) -> Any:
+        """Fill a live log that the saved one fits; else build one anew."""
+        stored = read_log(node, self.leaves)
+        check_log(stored, self.leaves)
+        if any(mark.log is getattr(live, "log", None) for mark in self.marks):
+            self.source.settle()  # two saved logs, one live one: the later must not race with the earlier
+        if isinstance(stored, StoredRows) and type(live) is Rows and not row_differences(live, stored, path):
+            self.marks.append(live.begin_load(stored.count, node))
+            fill_rows(live, stored, self.leaves, self.source)
+            return live
+        if isinstance(stored, StoredItems) and type(live) is Items and not item_differences(live, stored, path):
+            self.marks.append(live.begin_load(self.stored_items(stored), stored.count, node))
+            return live
+        return self.any_log(node, path)
+
     def put_object(self, live: Any, node: Node, path: str, depth: int) -> Any:
         known = object_kind(type(live))
         match node:
@@ -130,9 +148,7 @@ class _Restorer(Inflater):
 
     def put_stateful(self, live: Stateful, node: Node, path: str) -> Stateful:
         """Give an object its state. Its arrays are its own: no other object may come to share memory with it."""
-        inside = Inflater(self.leaves, self.source, trust_pickle=self.trust_pickle)
-        if takes_own_arrays(live):
-            inside = _OwnArrays(self.leaves, self.source, live.state_dict(), trust_pickle=self.trust_pickle)
+        inside = _Inside(self, live) if not takes_own_arrays(live) else _OwnArrays(self, live)
         state = inside.value(node)
         self.source.settle()
         try:
@@ -145,15 +161,45 @@ class _Restorer(Inflater):
         return live
 
 
-class _OwnArrays(Inflater):
+class _Inside(Inflater):
+    """Build an object's state anew, but for its logs: a `Rows` or `Items` of its ``state_dict`` is filled where it is."""
+
+    def __init__(self, restorer: _Restorer, live: Stateful) -> None:
+        super().__init__(restorer.leaves, restorer.source, trust_pickle=restorer.trust_pickle)
+        self._restorer = restorer
+        self._live = live
+        self._own_logs: dict[str, Rows | Items] | None = None
+
+    def log(self, stored: StoredRows | StoredItems, node: Node, path: str) -> Any:
+        if self._own_logs is None:
+            found = list(_logs_in(self._live.state_dict(), "", 0))
+            paths = Counter(at for at, _ in found)
+            self._own_logs = {at: log for at, log in found if paths[at] == 1}
+        live = self._own_logs.get(path)
+        return super().log(stored, node, path) if live is None else self._restorer.put_log(live, node, path)
+
+
+def _logs_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, Rows | Items]]:
+    """Return the logs within plain containers, by the path that a reader of the tree comes to them on."""
+    if type(value) in (Rows, Items):
+        yield path, value
+    elif depth <= MOST_LEVELS and type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            yield from _logs_in(item, f"{path}{step(key)}", depth + 1)
+    elif depth <= MOST_LEVELS and type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from _logs_in(item, f"{path}[{index}]", depth + 1)
+
+
+class _OwnArrays(_Inside):
     """Build a module's state with its own arrays in it, so that their bytes are read straight into place."""
 
-    def __init__(self, leaves: Sequence[LeafRecord], source: LeafSource, own: object, *, trust_pickle: bool) -> None:
-        super().__init__(leaves, source, trust_pickle=trust_pickle)
-        flat = flatten(own, "", allow_pickle=True).leaves
+    def __init__(self, restorer: _Restorer, live: Stateful) -> None:
+        super().__init__(restorer, live)
+        flat = [leaf for leaf in flatten(live.state_dict(), "", allow_pickle=True).leaves if isinstance(leaf, LiveLeaf)]
         paths = Counter(leaf.path for leaf in flat)
         # A path that two arrays share (a key with a slash in it) names neither: it must never be filled twice.
-        self._own = {leaf.path: (leaf.spec, leaf.value) for leaf in flat if paths[leaf.path] == 1}
+        self._own = {leaf.path: (leaf.spec, leaf.value) for leaf in flat if paths[leaf.path] == 1 and not leaf.piece}
 
     def _array(self, index: int, record: LeafRecord, path: str) -> Any:
         spec, value = self._own.pop(path, (None, None))

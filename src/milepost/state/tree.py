@@ -18,11 +18,17 @@ import numpy as np
 
 from milepost.errors import UsageError
 from milepost.records import LeafSpec, Node
+from milepost.state.items import Items, write_items
 from milepost.state.kinds import LeafKind, leaf_kind, load_edges, object_kind
+from milepost.state.leaves import Copy, KeptLeaf, Leaf, LiveLeaf
+from milepost.state.log import Have, LogMark, Matches, Sink
 from milepost.state.opaque import Opaque, pickled
 from milepost.state.paths import step, type_name
 from milepost.state.protocol import Stateful
+from milepost.state.rows import Rows, write_rows
 from milepost.state.scalars import encode, is_utf8, text_bytes
+
+__all__ = ["Copy", "Flat", "KeptLeaf", "Leaf", "LiveLeaf", "flatten", "no_collection"]
 
 MOST_LEVELS = 64
 """How deep a tree may be: five python frames and three JSON lists a level stay well within what stacks and parsers take."""
@@ -31,44 +37,33 @@ MOST_KEY_LEVELS = 8
 LARGE_BYTES = 1024
 """Text, bytes and integers above this are leaves: a manifest is read whole, and a parent's leaf can be shared."""
 
-Copy = Callable[[Any, memoryview], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LiveLeaf:
-    """Hold one leaf of a live tree. It refers to the live memory: copy it before training goes on."""
-
-    path: str
-    """Printable text, valid UTF-8, for people: two leaves may share a path."""
-    spec: LeafSpec
-    size_bytes: int
-    value: Any
-    copy: Copy
-
-    def copy_into(self, into: memoryview) -> None:
-        """Copy the bytes in C order into ``into``: writable bytes, exactly ``size_bytes`` long."""
-        if self.size_bytes:
-            self.copy(self.value, into)
-
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Hold a flattened value: JSON-able ``node`` and the leaves it refers to by index."""
+    """Hold a flattened value: JSON-able ``node``, the leaves it refers to by index, and a mark for each log in it."""
 
     node: Node
-    leaves: tuple[LiveLeaf, ...]
+    leaves: tuple[Leaf, ...]
+    logs: tuple[LogMark, ...] = ()
 
 
-def flatten(value: object, path: str, *, allow_pickle: bool = False) -> Flat:
-    """Return ``value`` as a node and its live leaves; ``path`` is the component's name. No array is copied.
+def flatten(
+    value: object, path: str, *, allow_pickle: bool = False, have: Have | None = None, matches: Matches | None = None
+) -> Flat:
+    """Return ``value`` as a node and its leaves; ``path`` is the component's name. No array is copied.
 
-    `Stateful` objects are asked for their ``state_dict``. Raises `UsageError` naming the path: kind ``unknown-object``
-    (a type nobody registered), ``cycle``, ``too-deep``, ``unsupported-dtype``, ``pickle-not-allowed``.
+    `Stateful` objects are asked for their ``state_dict``. Of a log, `milepost.Rows` or `milepost.Items`, the pieces that are
+    known, unchanged and in the base, as ``have(path, spec, digest)`` says, are `KeptLeaf`; without ``have`` all is live. With
+    ``matches(data, digest)`` each log also compares one such piece with its live memory, another one each time; where they
+    differ all of it is live, and its mark says so. Once a generation of this is committed, tell each of the ``logs``.
+
+    Raises `UsageError` naming the path: kind ``unknown-object`` (a type nobody registered), ``cycle``, ``too-deep``,
+    ``unsupported-dtype``, ``pickle-not-allowed``, ``bad-rows``.
     """
     load_edges()
-    writer = _Writer(allow_pickle)
+    writer = _Writer(allow_pickle, Sink(have, matches))
     with no_collection():
-        return Flat(writer.node(value, path, 0), tuple(writer.leaves))
+        return Flat(writer.node(value, path, 0), tuple(writer.sink.leaves), tuple(writer.sink.marks))
 
 
 @contextmanager
@@ -83,7 +78,21 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            _grow_old()
             gc.enable()
+
+
+_MANY = 20_000
+
+
+def _grow_old() -> None:
+    """Let what is young be old, unseen: the first collection would walk through all of it, for as long as it took to make.
+
+    Frozen and thawed, objects join the oldest generation in one step. Not where somebody keeps others frozen.
+    """
+    if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _copy_bytes(data: bytes | bytearray, into: memoryview) -> None:
@@ -93,11 +102,11 @@ def _copy_bytes(data: bytes | bytearray, into: memoryview) -> None:
 class _Writer:
     """Gather the leaves of one component. Every leaf holds its array, so no address is ever seen twice by chance."""
 
-    __slots__ = ("_open", "_shared", "allow_pickle", "leaves")
+    __slots__ = ("_open", "_shared", "allow_pickle", "sink")
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, sink: Sink) -> None:
         self.allow_pickle = allow_pickle
-        self.leaves: list[LiveLeaf] = []
+        self.sink = sink
         self._open: set[int] = set()
         self._shared: dict[tuple[str, Hashable], int] = {}
 
@@ -148,8 +157,7 @@ class _Writer:
         return self._leaf(path, LeafSpec(kind, "uint8", (len(data),)), len(data), data, _copy_bytes)
 
     def _leaf(self, path: str, spec: LeafSpec, size_bytes: int, value: Any, copy: Copy) -> Node:
-        self.leaves.append(LiveLeaf(path, spec, size_bytes, value, copy))
-        return ["array", len(self.leaves) - 1]
+        return ["array", self.sink.add(LiveLeaf(path, spec, size_bytes, value, copy))]
 
 
 def _is_large(value: Any) -> bool:
@@ -181,7 +189,7 @@ def _pairs(writer: _Writer, value: dict[Any, Any], path: str, depth: int) -> lis
     ]
 
 
-def _items(writer: _Writer, value: Iterable[Any], path: str, depth: int) -> list[Node]:
+def _elements(writer: _Writer, value: Iterable[Any], path: str, depth: int) -> list[Node]:
     return [writer.node(item, f"{path}[{index}]", depth) for index, item in enumerate(value)]
 
 
@@ -191,6 +199,28 @@ def _write_ordered(writer: _Writer, value: OrderedDict[Any, Any], path: str, dep
     if vars(value):
         node.append(_pairs(writer, vars(value), path, depth))
     return node
+
+
+def _write_rows(writer: _Writer, value: Rows, path: str, _: int) -> Node:
+    return _again(writer.sink, value) or write_rows(value, path, writer.sink)
+
+
+def _write_items(writer: _Writer, value: Items, path: str, _: int) -> Node:
+    def encode(item: Any, at: str) -> tuple[Node, list[LiveLeaf]]:
+        inner = _Writer(writer.allow_pickle, Sink())
+        node = inner.node(item, at, 0)
+        if inner.sink.marks:
+            hint = "keep it beside the queue"
+            raise UsageError("an item holds a log of its own", kind="unknown-object", hint=hint, path=at)
+        return node, [leaf for leaf in inner.sink.leaves if isinstance(leaf, LiveLeaf)]
+
+    return _again(writer.sink, value) or write_items(value, path, writer.sink, encode)
+
+
+def _again(sink: Sink, value: Rows | Items) -> Node | None:
+    """Return the node of a log that stands in this component already, as the very same leaves."""
+    node = sink.written.get(id(value.log))
+    return None if node is None else sink.mark(value.log, node, value.count)
 
 
 def _write_object(writer: _Writer, value: Any, path: str, depth: int) -> Node:
@@ -218,10 +248,12 @@ _Write = Callable[[_Writer, Any, str, int], Node]
 _WRITERS: dict[type, _Write] = {
     dict: lambda writer, value, path, depth: ["dict", _pairs(writer, value, path, depth)],
     OrderedDict: _write_ordered,
-    list: lambda writer, value, path, depth: ["list", _items(writer, value, path, depth)],
-    tuple: lambda writer, value, path, depth: ["tuple", _items(writer, value, path, depth)],
-    deque: lambda writer, value, path, depth: ["deque", value.maxlen, _items(writer, value, path, depth)],
+    list: lambda writer, value, path, depth: ["list", _elements(writer, value, path, depth)],
+    tuple: lambda writer, value, path, depth: ["tuple", _elements(writer, value, path, depth)],
+    deque: lambda writer, value, path, depth: ["deque", value.maxlen, _elements(writer, value, path, depth)],
     set: lambda _, value, path, __: ["set", [_key(item, path) for item in value]],
     frozenset: lambda _, value, path, __: ["frozenset", [_key(item, path) for item in value]],
+    Rows: _write_rows,
+    Items: _write_items,
     Opaque: lambda writer, value, path, _: writer.raw("opaque", pickled(value, path, allow=writer.allow_pickle), path),
 }

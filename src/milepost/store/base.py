@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from milepost.errors import ConflictError, NotFoundError, UsageError
 
@@ -77,6 +77,30 @@ class BlobWriter(ABC):
         self.abort()
 
 
+class BlobReader:
+    """Read one name many times over; leaving its context closes it. For one thread at a time.
+
+    This one asks the store each time. A store that has to open a name before it reads it keeps it open instead.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def read_into(self, start: int, into: memoryview) -> int:
+        """Do what `Store.read_into` does."""
+        return self._store.read_into(self._name, start, into)
+
+    def close(self) -> None:
+        """Give up what is held open; never raises. A later read opens it anew."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
 class Guard(AbstractContextManager[None]):
     """Hold a run root against other writers, from entering it to leaving it. Entering may raise what `Store.guard` says."""
 
@@ -114,6 +138,10 @@ class Store(ABC):
 
         Fewer than ``len(into)`` means that the name ends early. Raises `NotFoundError` as `read` does.
         """
+
+    def open_reader(self, name: str) -> BlobReader:
+        """Return what reads ``name`` without looking it up again for each range. That it is not there shows at the first read."""
+        return BlobReader(self, name)
 
     def drop_cached(self, name: str) -> None:  # noqa: B027 - a request that may always be left unanswered
         """Ask that the next read of ``name`` come from the medium, and not from the memory of this machine.

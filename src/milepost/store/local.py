@@ -16,6 +16,7 @@ from typing import TypeVar
 from milepost.clock import Clock
 from milepost.errors import NotFoundError, StoreError
 from milepost.store.base import (
+    BlobReader,
     BlobWriter,
     Buffer,
     Capabilities,
@@ -30,6 +31,7 @@ from milepost.store.base import (
 from milepost.store.blob_file import BlobFile
 from milepost.store.lock import FileGuard, FileLock
 from milepost.store.posix import Posix, as_bytes, closing, discard, failures_of, read_all, store_error, unseen, write_all
+from milepost.store.reading import FileReader, once_more
 
 T = TypeVar("T")
 
@@ -37,7 +39,6 @@ _CAS_LOCK = "cas.lock"
 _CAS_WAIT_S = 60.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # of inodes, where every name takes one, as on tmpfs: a rename takes none
-_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
 _NO_RENAME_NEW = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -91,6 +92,9 @@ class LocalStore(Store):
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         return self._read_from(name, lambda descriptor: read_all(self._posix, descriptor, as_bytes(into), start))
 
+    def open_reader(self, name: str) -> BlobReader:
+        return self._file(name)
+
     def drop_cached(self, name: str) -> None:
         with suppress(NotFoundError, StoreError):  # a disk that fails says so at the read that follows
             self._read_from(name, self._posix.drop_cached)
@@ -103,7 +107,7 @@ class LocalStore(Store):
             below = pending.pop()
             path = os.path.join(self.root, below)
             with failures_of("list", path, name=prefix):
-                directories, files = _once_more(partial(self._posix.scan, path))
+                directories, files = once_more(partial(self._posix.scan, path))
             pending += [f"{below}{directory}/" for directory in directories if is_name(directory)]
             found += [Entry(below + file, size_bytes) for file, size_bytes in files if is_name(file)]
         return sorted(found, key=lambda entry: entry.name)
@@ -342,21 +346,11 @@ class LocalStore(Store):
             directory = os.path.dirname(directory)
 
     def _read_from(self, name: str, read: Callable[[int], T]) -> T:
-        path = self._path(name)
+        with self._file(name) as file:
+            return file.ask(read)
 
-        def opened() -> T:
-            descriptor = self._posix.open_read(path)
-            try:
-                return read(descriptor)
-            finally:
-                with suppress(OSError):  # it was only read: nothing is lost with it
-                    self._posix.close(descriptor)
-
-        with failures_of("read", path, name=name):
-            try:
-                return _once_more(opened)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                raise no_such_name(name, self.url) from error
+    def _file(self, name: str) -> FileReader:
+        return FileReader(self._posix, name, self._path(name), self.url)
 
     @contextmanager
     def _compare_and_set(self, name: str) -> Iterator[None]:
@@ -370,19 +364,6 @@ class LocalStore(Store):
             yield
         finally:
             lock.unlock()
-
-
-def _once_more(ask: Callable[[], T]) -> T:
-    """Ask a second time where the first answer was a passing failure.
-
-    On a network file system a file that was replaced while it was open is stale; opened again, it is the new one.
-    """
-    try:
-        return ask()
-    except OSError as error:
-        if error.errno not in _PASSING:
-            raise
-        return ask()
 
 
 def _absolute(path: str) -> str:

@@ -75,6 +75,16 @@ class StoreTests(StoreWritingTests):
         assert store.read_into("a", 99, memoryview(buffer)) == 0
         assert store.read_into("a", 0, memoryview(bytearray())) == 0
 
+    def test_an_open_reader_reads_what_the_store_does_and_goes_on_after_it_was_closed(self, store: Store) -> None:
+        self.raw_write(store, "a", b"0123456789")
+        with store.open_reader("a") as reader:
+            for _ in range(2):
+                for start, size, expected in [(2, 4, b"2345"), (7, 8, b"789....."), (99, 2, b".."), (0, 0, b"")]:
+                    into = bytearray(b"." * size)
+                    assert reader.read_into(start, memoryview(into)) == store.read_into("a", start, memoryview(bytearray(size)))
+                    assert into == expected
+                reader.close()
+
     def test_dropping_what_is_cached_changes_no_byte_and_misses_nothing(self, store: Store) -> None:
         self.raw_write(store, "a", b"0123456789")
         store.drop_cached("a")
@@ -90,7 +100,13 @@ class StoreTests(StoreWritingTests):
     @pytest.mark.parametrize("name", ["gone", "dir/gone", "dir", "a/b"])
     def test_a_name_that_is_not_there_is_not_found(self, store: Store, name: str) -> None:
         self.raw_write(store, "dir/x", b"x")
-        for read in (lambda: store.read(name), lambda: store.read_into(name, 0, memoryview(bytearray(1)))):
+        into = memoryview(bytearray(1))
+        reads = (
+            lambda: store.read(name),
+            lambda: store.read_into(name, 0, into),
+            lambda: store.open_reader(name).read_into(0, into),
+        )
+        for read in reads:
             with pytest.raises(NotFoundError) as caught:
                 read()
             assert (caught.value.kind, caught.value.facts["name"]) == ("no-such-name", name)
