@@ -1,7 +1,8 @@
 """Have a writer process stop, die or fail before one of its operations on files, as a file beside the run says.
 
-``gate.json`` holds ``{"operation": name, "path": shell pattern, "nth": from 1, "act": ..., "times": n}``, where to act is to
-``stop`` (SIGSTOP), ``hang`` until it is told to go on, be killed (``kill``) or fail (``eio``); an operation of "*" is any. Whoever gets there takes one of ``times``; once there is none left, it is open.
+``gate.json`` holds ``{"operation": name, "path": shell pattern, "nth": from 1, "act": ..., "times": n}``. To act is to ``stop``
+(SIGSTOP), to ``hang`` until it is told to go on, to be killed (``kill``) or to fail (``eio``). An operation of "*" is any.
+Whoever gets there takes one of ``times``; once there is none left, it is open.
 """
 
 from __future__ import annotations

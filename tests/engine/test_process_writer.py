@@ -25,7 +25,6 @@ from tests.engine.gated_writer import Gate
 from tests.engine.process_trainer import Trainer, Training
 from tests.engine.training import bits, local, state_at
 
-
 EVERY = 3
 """A writer is killed before every third of its operations here, and before each in the long runs."""
 
@@ -92,13 +91,13 @@ def blobs_that_nobody_names(root: Path) -> set[str]:
 
 
 def test_what_is_saved_is_the_state_at_the_call_whatever_training_does_next(root: Path, gate: Gate) -> None:
-    gate.set("stop", "write", "*/blobs/*")
+    gate.set("hang", "write", "*/blobs/*")
     training = Training(root)
     with training.engine as engine:
         training.save(1)
-        writer = gate.reached()
+        gate.reached()
         training.state["policy"]["w"][:] = 99
-        os.kill(writer, signal.SIGCONT)
+        gate.go()
         engine.wait()
         assert is_at(root, 1)
 
@@ -147,19 +146,19 @@ def test_wherever_its_writer_is_when_a_trainer_is_killed_a_start_at_once_finds_t
     with Trainer(root) as trainer:
         trainer.do("save 1")
         trainer.do("wait")
-        gate.set("stop", *point)
+        gate.set("hang", *point)
         trainer.do("save 2")
-        writer = gate.reached()
+        gate.reached()
         trainer.kill()
         # The next start finds the lock held, and only then does the writer go on.
-        assert started_again(local(root, wait=waking(writer))) == 2
+        assert started_again(local(root, wait=going_on(gate))) == 2
     assert oneshot.verify(root).ok
     assert "60 s at most" in caplog.text
     assert blobs_that_nobody_names(root) == set()
 
 
-def waking(writer: int) -> Callable[[float], object]:
-    return lambda seconds: (os.kill(writer, signal.SIGCONT), threading.Event().wait(seconds))
+def going_on(gate: Gate) -> Callable[[float], object]:
+    return lambda seconds: (gate.go(), threading.Event().wait(seconds))
 
 
 def test_a_start_says_for_which_step_it_waits_and_the_log_of_events_that_it_was_needed(
@@ -280,25 +279,25 @@ def test_an_error_of_the_disk_is_told_as_it_is_where_a_thread_writes(root: Path,
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_what_stops_a_job_does_not_stop_the_writer_of_what_it_has_staged(root: Path, gate: Gate, name: str) -> None:
     with Trainer(root) as trainer:
-        gate.set("stop", "write", "*/blobs/*.part")
+        gate.set("hang", "write", "*/blobs/*.part")
         trainer.do("save 1")
         writer = gate.reached()
         assert os.getpgid(writer) == writer
         trainer.kill()
         os.kill(writer, signal.Signals[name])
-        os.kill(writer, signal.SIGCONT)
+        gate.go()
         assert started_again(root) == 1
 
 
 def test_while_a_trainer_lives_its_writer_is_left_alone_and_nobody_else_may_write(root: Path, gate: Gate) -> None:
     with Trainer(root) as trainer:
-        gate.set("stop", "write", "*/blobs/*.part")
+        gate.set("hang", "write", "*/blobs/*.part")
         trainer.do("save 1")
-        writer = gate.reached()
+        gate.reached()
         with pytest.raises(ConflictError) as caught:
             started_again(root)
         assert caught.value.facts["pid"] == trainer.process.pid
-        os.kill(writer, signal.SIGCONT)
+        gate.go()
         assert trainer.do("wait") == "1"
         assert trainer.writer.is_alive
 

@@ -11,14 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 
 from milepost.clock import FakeClock, SystemClock
 from milepost.errors import ConflictError
 from milepost.store.local import LocalStore
-from milepost.store.lock import LONGEST_DEADLINE_S, FileGuard, Holder, read_holder, read_record, sealed
+from milepost.store.lock import LONGEST_DEADLINE_S, FileGuard, Holder, read_holder, read_record, rewrite, sealed
+from milepost.store.posix import Posix
 from milepost.store.process import Writer, process_start_time
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 IGNORE_ALL_BUT_THE_PIPE = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
 
@@ -183,13 +188,23 @@ def test_no_record_makes_a_start_wait_for_longer_than_ten_minutes(scene: Scene) 
         assert scene.clock.monotonic_ns() / 1e9 < LONGEST_DEADLINE_S + 1
 
 
-def test_a_start_that_reads_the_record_while_it_is_rewritten_reads_it_again(scene: Scene) -> None:
-    with scene.held_by_a_writer(gone(), deadline_s=1.0):
-        whole = scene.lock.read_bytes()
-        scene.lock.write_bytes(b"")
-        scene.on_wait = lambda: scene.lock.write_bytes(whole)
-        with scene.guard():
-            pass
+def test_a_start_always_reads_the_old_record_or_the_new_one_while_it_is_rewritten(scene: Scene) -> None:
+    seen: list[Writer | None] = []
+
+    class Watched(Posix):
+        def perform(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+            answer = function(*args, **kwargs)
+            found = read_record(str(scene.lock))
+            assert found is not None
+            seen.append(found[1])
+            return answer
+
+    holder, long, short = gone(), Writer(4711, 815, 60_000, None), Writer(4711, 815, 60_000, 3)
+    scene.lock.write_bytes(sealed(holder, long))
+    with scene.lock.open("r+b") as file:
+        rewrite(file.fileno(), sealed(holder, short), Watched())
+    assert set(seen) == {short}
+    assert scene.lock.read_bytes() == sealed(holder, short)
 
 
 def test_the_record_names_the_writer_and_a_damaged_one_names_nobody(scene: Scene) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from milepost.clock import Clock, utc_text
 from milepost.errors import ConflictError, StoreError
@@ -112,7 +113,10 @@ class FileLock:
     def write(self, data: bytes) -> None:
         """Put ``data`` into the locked file. Whoever reads meanwhile may see it empty, and then knows nothing."""
         if self.descriptor is not None:
-            rewrite(self.descriptor, data, self.posix)
+            # Emptied first: a kill between two calls must not leave a record with the tail of a longer one.
+            self.posix.truncate(self.descriptor, 0)
+            if data:
+                self.posix.write_at(self.descriptor, data, 0)
 
     def _close(self) -> None:
         with _forking:
@@ -126,12 +130,14 @@ class FileLock:
                     self.posix.close(descriptor)
 
 
-def rewrite(descriptor: int, data: bytes, posix: Posix) -> None:
-    """Put ``data`` into a lock file that this process, or the trainer that it writes for, has locked."""
-    # Emptied first: a kill between two calls must not leave a record with the tail of a longer one.
-    posix.truncate(descriptor, 0)
-    if data:
-        posix.write_at(descriptor, data, 0)
+def rewrite(descriptor: int, record: bytes, posix: Posix) -> None:
+    """Put another record into a lock file that is held, by this process or the trainer that it writes for.
+
+    At no moment is it empty: a start that finds the lock held decides by it whether to wait. So the tail of a longer record
+    goes afterwards; after a kill between the two calls it is behind the first line, and nobody reads it.
+    """
+    posix.write_at(descriptor, record, 0)
+    posix.truncate(descriptor, len(record))
 
 
 # A flock belongs to the open file, which a forked child shares. Environment workers are forked, and outlive a trainer
@@ -183,7 +189,7 @@ class FileGuard(Guard):
         if self._locked():
             self.abandoned = read_holder(self._lock.path) is not None
             self.holder = Holder.of_this_process(self._clock)
-            self._write(sealed(self.holder))
+            self._note(partial(self._lock.write, sealed(self.holder)))
         elif self._take_over:
             # The holder may be stopped (SIGSTOP) or hang in a dead network, and so never answer. It is not killed: it
             # may be another user's, or on another host. Should it wake, it finds a higher fence and stops (PROTOCOL rule 13).
@@ -198,13 +204,14 @@ class FileGuard(Guard):
 
     def name_writer(self, writer: Writer) -> None:
         """Write down who holds this lock besides. Called before it does: a start that finds it held must know for whom."""
-        if self.holder is not None:
-            self._write(sealed(self.holder, writer))
+        if self.holder is not None and self._lock.descriptor is not None:
+            record = sealed(self.holder, writer)
+            self._note(partial(rewrite, self._lock.descriptor, record, self._lock.posix))
 
-    def _write(self, record: bytes) -> None:
+    def _note(self, write: Callable[[], object]) -> None:
         try:
             with failures_of("write the lock file", self._lock.path):
-                self._lock.write(record)
+                write()
         except StoreError as error:
             # The name is for people. A full disk must not keep out the one who may make room on it, nor a sick one anybody.
             import logging  # not at the top: looking at a run does without
@@ -262,15 +269,10 @@ class FileGuard(Guard):
 
     def _orphan(self) -> tuple[Holder, Writer] | None:
         """Return a holder that is gone and the writer that it left behind; None if that is not so."""
-        for again in (True, True, False):
-            found = read_record(self._lock.path)
-            if found is not None:
-                holder, writer = found
-                # The writer of a trainer that lives is its own affair, whatever it does.
-                return (holder, writer) if writer is not None and holder.is_here and not holder.is_alive else None
-            if again:
-                self._wait(_POLL_S)  # the writer may be noting its step at this very moment
-        return None
+        holder, writer = read_record(self._lock.path) or (None, None)
+        if holder is None or writer is None or not holder.is_here or holder.is_alive:
+            return None  # the writer of a trainer that lives is its own affair, whatever it does
+        return holder, writer
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -331,8 +333,8 @@ def read_record(path: str) -> tuple[Holder, Writer | None] | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
-            record = file.read(_RECORD_BYTES)
-        fields = json.loads(record.partition(b"\n")[0])
+            record = file.read(_RECORD_BYTES).partition(b"\n")[0]
+        fields = json.loads(record)
         is_sealed = fields.pop("digest", None) is not None
         named = fields.pop("writer", None)
         holder = Holder(**{**fields, "pid": int(fields["pid"]), "claimed_ns": int(fields["claimed_ns"])})
@@ -343,7 +345,7 @@ def read_record(path: str) -> tuple[Holder, Writer | None] | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     # A damaged digit of the PID would tell people to kill a process that has nothing to do with it.
-    return (holder, writer) if not is_sealed or record == sealed(holder, writer) else None
+    return (holder, writer) if not is_sealed or record + b"\n" == sealed(holder, writer) else None
 
 
 def _writer(fields: dict[str, int | None]) -> Writer:
