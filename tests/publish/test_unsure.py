@@ -166,7 +166,7 @@ def test_there_is_no_trim_while_it_is_the_base(world: World) -> None:
     torn_head(world)
     b = world.open(keep=Keep(last=3))
     assert isinstance(b.store, FaultStore)
-    assert survey(b.session, Staged(())).going == ()
+    assert survey(b.session, Staged()).going == ()
     b.store.fail("write_blob", "blobs/000004*", StoreError("full", kind="disk-full", retryable=False))
     before = world.numbers(), world.names(layout.BLOBS)
     with pytest.raises(StoreError) as caught:
@@ -176,7 +176,7 @@ def test_there_is_no_trim_while_it_is_the_base(world: World) -> None:
     world.check(b.save(4))
     b.save(5)
     b.save(6)
-    assert survey(b.session, Staged(())).going
+    assert survey(b.session, Staged()).going
 
 
 # --- what is said of it -------------------------------------------------------------------------------------------------

@@ -19,19 +19,15 @@ class Generation:
         self.tree: Node = json.loads(json.dumps(tree))
         self.records = tuple(records)
         self.data = data
+        self.by_content = {(leaf.path, leaf.spec, leaf.digest): content for leaf, content in zip(records, data, strict=True)}
         self.reads = 0
         self._queued: list[tuple[int, memoryview]] = []
 
     def have(self, path: str, spec: LeafSpec, digest: str) -> bool:
-        return any((leaf.path, leaf.spec, leaf.digest) == (path, spec, digest) for leaf in self.records)
+        return (path, spec, digest) in self.by_content
 
     def bytes_of(self, leaf: KeptLeaf) -> bytes:
-        found = [
-            data
-            for record, data in zip(self.records, self.data, strict=True)
-            if (record.path, record.spec, record.digest) == (leaf.path, leaf.spec, leaf.digest)
-        ]
-        return found[0]
+        return self.by_content[leaf.path, leaf.spec, leaf.digest]
 
     def read_into(self, index: int, into: memoryview) -> None:
         assert into.nbytes == len(self.data[index])
@@ -55,13 +51,14 @@ class Saves:
         self.strong = strong
         self.limits = limits
         self.merged_bytes = 0
+        self.checks = True
         self.staged_bytes = 0
         self.kept = 0
 
     def stage(self, value: object, path: str = "replay") -> tuple[Flat, Generation]:
         """Flatten and copy, as the training thread does; nothing is committed."""
         have = self.base.have if self.base else None
-        flat = flatten(value, path, have=have, matches=matches)
+        flat = flatten(value, path, have=have, matches=matches if self.checks else None)
         records, data = [], []
         for leaf in flat.leaves:
             if isinstance(leaf, KeptLeaf):

@@ -33,7 +33,23 @@ json_values = st.recursive(
     max_leaves=4,
 )
 tags = st.sampled_from(
-    [*DECODE, "array", "dict", "ordered-dict", "list", "tuple", "deque", "set", "frozenset", "object", "stateful", "nonsense", ""]
+    [
+        *DECODE,
+        "array",
+        "dict",
+        "ordered-dict",
+        "list",
+        "tuple",
+        "deque",
+        "set",
+        "frozenset",
+        "object",
+        "stateful",
+        "rows",
+        "items",
+        "nonsense",
+        "",
+    ]
 )
 
 

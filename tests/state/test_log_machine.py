@@ -24,10 +24,6 @@ from tests.state.trees import bits
 TINY = Limits(piece_bytes=96, small_bytes=24, floor_bytes=4, most_pieces=6, fan=3, crowd=4)
 
 
-class Broken(Exception):
-    """Say that the process that was reading has had enough."""
-
-
 class OneReadThenDamage:
     """Be a source that gives one leaf and then finds damage."""
 
@@ -46,7 +42,7 @@ class OneReadThenDamage:
 
 
 class Machine(RuleBasedStateMachine):
-    """Drive one live log beside a plain model of it."""
+    """Drive one live log beside a plain model of it; half of the times without the self-check, which would hide faults."""
 
     live: Any
 
@@ -56,6 +52,7 @@ class Machine(RuleBasedStateMachine):
         self.salt = 0
         self.pending: tuple[tuple[Flat, Generation], Any] | None = None
         self.published: list[tuple[Generation, Any]] = []
+        self.doubted = False
 
     def content(self, live: Any) -> Any:
         raise NotImplementedError
@@ -69,7 +66,10 @@ class Machine(RuleBasedStateMachine):
 
     def stage(self) -> tuple[tuple[Flat, Generation], Any]:
         """Stage, and note what is there."""
-        return self.saves.stage({"log": self.live}), self.content(self.live)
+        staged = self.saves.stage({"log": self.live})
+        assert self.doubted or not staged[0].logs[0].doubt, "nothing was changed in silence"
+        self.doubted = False
+        return staged, self.content(self.live)
 
     def publish(self, staged: tuple[Flat, Generation], content: Any) -> None:
         """Commit, and read what was published in every way there is."""
@@ -135,6 +135,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def doubt(self) -> None:
         self.live.doubt("for a test")
+        self.doubted = True
 
     @invariant()
     def a_reader_of_the_newest_finds_what_was_staged(self) -> None:
@@ -147,8 +148,14 @@ class Machine(RuleBasedStateMachine):
 class RingMachine(Machine):
     """A ring with arrays of every kind: plain, strided, a tensor, one with two names, one of no bytes."""
 
-    @initialize(capacity=st.integers(1, 13), piece_bytes=st.sampled_from([1, 20, 60, 1000]), gap=st.sampled_from([0, 30]))
-    def begin(self, capacity: int, piece_bytes: int, gap: int) -> None:
+    @initialize(
+        checks=st.booleans(),
+        capacity=st.integers(1, 13),
+        piece_bytes=st.sampled_from([1, 20, 60, 1000]),
+        gap=st.sampled_from([0, 30]),
+    )
+    def begin(self, checks: bool, capacity: int, piece_bytes: int, gap: int) -> None:
+        self.saves.checks = checks
         self.capacity = capacity
         self.live = self.fresh()
         self.live.log.piece_bytes = piece_bytes
@@ -194,8 +201,14 @@ class RingMachine(Machine):
 class QueueMachine(Machine):
     """A queue of trees."""
 
-    @initialize(most=st.none() | st.integers(1, 9), piece_bytes=st.sampled_from([1, 100, 10_000]), as_list=st.booleans())
-    def begin(self, most: int | None, piece_bytes: int, as_list: bool) -> None:
+    @initialize(
+        checks=st.booleans(),
+        most=st.none() | st.integers(1, 9),
+        piece_bytes=st.sampled_from([1, 100, 10_000]),
+        as_list=st.booleans(),
+    )
+    def begin(self, checks: bool, most: int | None, piece_bytes: int, as_list: bool) -> None:
+        self.saves.checks = checks
         self.most, self.as_list = most, as_list
         self.live = self.fresh()
         self.live.log.piece_bytes = piece_bytes
@@ -232,6 +245,7 @@ class QueueMachine(Machine):
     @rule()
     def append_past_it(self) -> None:
         self.live.items.append(self.item(1))
+        self.doubted = True
         self.publish(*self.stage())
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from milepost import Items, Rows
 from milepost.records import LeafRecord, Node
 from milepost.state.tree import flatten
 
@@ -66,6 +67,11 @@ def bits(value: Any) -> Any:
         return kind, value.maxlen, [bits(item) for item in value]
     if kind in (set, frozenset):
         return kind, sorted(repr(bits(item)) for item in value)
+    if kind is Rows:
+        order = [row % value.capacity for row in range(*value.window)]
+        return kind, value.capacity, value.count, [(name, bits(array[order])) for name, array in value.arrays.items()]
+    if kind is Items:
+        return kind, value.window, [bits(item) for item in value.items]
     if kind is np.random.Generator:
         return kind, bits(value.bit_generator.state)
     if kind is np.random.RandomState:
@@ -166,6 +172,17 @@ def _random_state(seed: int) -> np.random.RandomState:
     return made
 
 
+@st.composite
+def rings(draw: st.DrawFn) -> Rows:
+    """Arrays of any dtype and layout, any number of rows written, cut into pieces of any size."""
+    capacity = draw(st.integers(1, 4))
+    found = draw(st.lists(arrays().filter(lambda a: a.flags.writeable), min_size=1, max_size=3))
+    named = {f"{index}é": np.stack([array] * capacity) for index, array in enumerate(found)}
+    made = Rows(named, count=draw(st.integers(0, 9)))
+    made.log.piece_bytes = draw(st.sampled_from([1, 64, 1 << 20]))
+    return made
+
+
 seeds = st.integers(0, 2**32 - 1)
 generators = st.one_of(
     st.builds(
@@ -178,11 +195,20 @@ generators = st.one_of(
     st.builds(_random_state, seeds),
     st.builds(random.Random, seeds),
 )
-leaves = st.one_of(plain, numpy_scalars, arrays(), generators, st.binary(max_size=1100).map(bytearray))
+leaves = st.one_of(plain, numpy_scalars, arrays(), generators, st.binary(max_size=1100).map(bytearray), rings())
 
 
-def _deque(items: list[Any], spare: int | None) -> deque[Any]:
+def _deque(items: list[Any], spare: int | None) -> deque[Any] | Items:
+    if spare is not None and spare < 0 and not _has_logs(items):
+        return Items(deque(items), count=len(items) - 1 - spare)
+    spare = None if spare is None else max(0, spare)
     return deque(items, None if spare is None else len(items) + spare)
+
+
+def _has_logs(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return _has_logs(list(tree.values()))
+    return type(tree) in (Rows, Items) or (type(tree) in (list, tuple, deque) and any(map(_has_logs, tree)))
 
 
 def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -190,7 +216,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         several,
         several.map(tuple),
-        st.builds(_deque, several, st.none() | st.integers(0, 3)),
+        st.builds(_deque, several, st.none() | st.integers(-3, 3)),
         st.dictionaries(keys, inner, max_size=4),
         st.dictionaries(texts, inner, max_size=4).map(OrderedDict),
         st.sets(keys, max_size=4),

@@ -117,7 +117,7 @@ def order(items: Sequence[Item]) -> tuple[int, ...]:
 
     Whoever lays the leaves out in memory in this order, without holes, has them written without a copy.
     """
-    return tuple(sorted(range(len(items)), key=lambda index: (-_alignment(items[index]), index)))
+    return tuple(sorted(range(len(items)), key=lambda index: (-alignment(items[index]), index)))
 
 
 def write_blob(
@@ -228,7 +228,7 @@ def _element_bytes(item: Item) -> int:
     return item.size_bytes // count if count else 0
 
 
-def _alignment(item: Item) -> int:
+def alignment(item: Item) -> int:
     """Return the largest power of two, 16 at most, that divides the leaf's element: leaves in falling order need no holes."""
     element = _element_bytes(item)
     return min(element & -element, 16) or 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from milepost.encode.blob import PAGE_BYTES
@@ -19,6 +19,7 @@ class NewLeaf:
     spec: LeafSpec
     size_bytes: int
     digest: str
+    """Empty where it is not known yet: then there is nothing that it could be the same as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,7 @@ class Plan:
 
 def plan(leaves: Sequence[NewLeaf], base: Manifest | None) -> Plan:
     """Share every leaf that the base has with the same path, spec and digest, unless its blob is less than half used."""
-    shared = _shared(leaves, base) if base else {}
-    crowded = _mostly_unused(shared, base) if base else frozenset()
-    moved = tuple(index for index, record in shared.items() if record.blob in crowded)
-    fresh = tuple(index for index in range(len(leaves)) if index not in shared)
-    return Plan({index: record for index, record in shared.items() if record.blob not in crowded}, fresh, moved)
+    return Stored(base).plan(leaves)
 
 
 def alone(planned: Plan) -> Plan:
@@ -48,18 +45,45 @@ def alone(planned: Plan) -> Plan:
     return Plan({}, planned.fresh, tuple(sorted((*planned.shared, *planned.moved))))
 
 
-def _shared(leaves: Sequence[NewLeaf], base: Manifest) -> dict[int, LeafRecord]:
-    # Paths are for people and may repeat: the digest is part of the key. Each stored leaf is shared once only, since no two
-    # leaves of a manifest may lie over each other.
-    known: defaultdict[tuple[str, str, LeafSpec, str], list[LeafRecord]] = defaultdict(list)
-    for component in reversed(base.components):
-        for old in reversed(component.leaves):
-            known[component.name, old.path, old.spec, old.digest].append(old)
-    shared: dict[int, LeafRecord] = {}
-    for index, leaf in enumerate(leaves):
-        if found := known.get((leaf.component, leaf.path, leaf.spec, leaf.digest)):
-            shared[index] = found.pop()
-    return shared
+class Stored:
+    """Know the leaves of a base, for one save: each is shared once only, since no two of a manifest may lie over each other."""
+
+    def __init__(self, base: Manifest | None) -> None:
+        self._base = base
+        self._known: dict[tuple[str, str, LeafSpec], list[LeafRecord]] = {}
+        self._shared: set[int] = set()
+        """The records that were given out, by identity."""
+        for component in base.components if base else ():
+            for old in component.leaves:
+                self._known.setdefault((component.name, old.path, old.spec), []).append(old)
+
+    def knows(self, component: str, path: str, spec: LeafSpec) -> bool:
+        """Return whether the base has such a leaf, so that its digest is worth knowing."""
+        return (component, path, spec) in self._known
+
+    def record(self, leaf: NewLeaf) -> LeafRecord | None:
+        """Return the base's record of a leaf that is the same, byte for byte, whether it is shared by now or not."""
+        return next(self._alike(leaf), None)
+
+    def _alike(self, leaf: NewLeaf) -> Iterator[LeafRecord]:
+        # Paths are for people and may repeat: the digest decides.
+        known = self._known.get((leaf.component, leaf.path, leaf.spec), ())
+        return (old for old in known if old.digest == leaf.digest)
+
+    def plan(self, leaves: Sequence[NewLeaf]) -> Plan:
+        """Share every leaf that the base has with the same path, spec and digest, unless its blob is less than half used."""
+        if self._base is None:
+            return Plan({}, tuple(range(len(leaves))), ())
+        shared: dict[int, LeafRecord] = {}
+        for index, leaf in enumerate(leaves):
+            record = next((old for old in self._alike(leaf) if id(old) not in self._shared), None)
+            if record is not None:
+                self._shared.add(id(record))
+                shared[index] = record
+        crowded = _mostly_unused(shared, self._base)
+        moved = tuple(index for index, record in shared.items() if record.blob in crowded)
+        fresh = tuple(index for index in range(len(leaves)) if index not in shared)
+        return Plan({index: record for index, record in shared.items() if record.blob not in crowded}, fresh, moved)
 
 
 def _mostly_unused(shared: Mapping[int, LeafRecord], base: Manifest) -> frozenset[int]:

@@ -5,35 +5,36 @@ from __future__ import annotations
 import mmap
 
 ALIGNMENT = 4096
-"""Each leaf starts on a page, as direct writes will want it, when it is at least a page long; small ones on 64 bytes."""
+"""What is written to a file of its own starts on a page, as direct writes want it."""
 
 
 class Arena:
-    """Hand out aligned pieces of one growing private mapping. Not thread-safe: one save is staged at a time."""
+    """Hold one private mapping, in huge pages where there are any. Not thread-safe: one save is staged at a time."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
         self._view = memoryview(b"")
-        self._used = 0
+        self.growths = 0
+        """How often memory was asked for: once, where the state does not grow."""
 
     @property
     def size_bytes(self) -> int:
-        """Return how much memory the arena holds."""
+        """Return how much memory the arena may use. What was never written to is none."""
         return len(self._view)
 
-    def reserve(self, total_bytes: int) -> None:
-        """Make room for ``total_bytes``, aligned as `take` will align them, and forget what was staged before.
+    @property
+    def memory(self) -> memoryview:
+        """Return all of it. Views of it must not be in use any more when the arena has to grow."""
+        return self._view
 
-        Earlier pieces must not be in use any more: when the arena has to grow, their memory is given back.
-        """
-        self._used = 0
-        if total_bytes <= len(self._view):
+    def reserve(self, size_bytes: int) -> None:
+        """Make room for ``size_bytes``; where there is room already nothing happens."""
+        if size_bytes <= len(self._view):
             return
         self.close()
-        # An eighth more than asked for, so that a slowly growing state does not fault in fresh memory at each save.
-        size = -(-(total_bytes + total_bytes // 8) // ALIGNMENT) * ALIGNMENT
-        self._map = self._allocate(size)
+        self._map = self._allocate(pages(size_bytes))
         self._view = memoryview(self._map)
+        self.growths += 1
 
     def _allocate(self, size_bytes: int) -> mmap.mmap:
         memory = mmap.mmap(-1, size_bytes)
@@ -41,19 +42,16 @@ class Arena:
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
-    def take(self, size_bytes: int) -> memoryview:
-        """Return the next ``size_bytes`` of writable memory."""
-        start = aligned(self._used, size_bytes)
-        self._used = start + size_bytes
-        return self._view[start : self._used]
+    def warm(self, size_bytes: int) -> None:
+        """Touch the first ``size_bytes``, so that no save waits for memory to be found and cleared."""
+        for start in range(0, min(size_bytes, len(self._view)), ALIGNMENT):
+            self._view[start] = 0
 
     def close(self) -> None:
         """Give the memory back, unless pieces are still referenced: then the last reference does."""
         self._view, self._map = memoryview(b""), None
-        self._used = 0
 
 
-def aligned(position: int, size_bytes: int) -> int:
-    """Return where a piece of ``size_bytes`` may start at or after ``position``."""
-    step = ALIGNMENT if size_bytes >= ALIGNMENT else 64
-    return -(-position // step) * step
+def pages(size_bytes: int) -> int:
+    """Return ``size_bytes``, or what is missing to whole pages more."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

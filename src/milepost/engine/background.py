@@ -204,6 +204,11 @@ class Background:
         """Let the thread end, after what is waiting. May be called again; nothing is started after it."""
         self._desk.close()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Return what the last save died of, if it is over and nobody has asked before."""
+        return self._job.failure if self._job is not None and not self.busy else None
+
     def collect(self) -> BaseException | None:
         """Return what the last save died of, once. Call `join` first."""
         if self._job is None:

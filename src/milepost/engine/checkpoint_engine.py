@@ -32,7 +32,6 @@ from milepost.lifecycle.triggers import Reading, Trigger
 from milepost.publish.signed import open_root
 from milepost.publish.view import read
 from milepost.records import Exactness, Restored, Summary
-from milepost.state.tree import flatten
 from milepost.store.base import Store
 
 log = logging.getLogger("milepost")
@@ -50,8 +49,11 @@ class CheckpointEngine:
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
     ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: what was staged when the trainer is
-    killed is published all the same, within ``writer_deadline``. ``lease_wait`` is how many seconds to wait for another writer
-    to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the environment does, see
+    killed is published all the same, within ``writer_deadline``. ``staging_bytes`` is the most memory that a save may copy the
+    state into; a larger state is copied in parts, while training waits for the disk. By default it is as much as the state
+    takes, logs (`milepost.Rows`) apart. ``compress="off"`` compresses nothing that shrinks. ``lease_wait`` is how many seconds
+    to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the
+    environment does, see
     `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is refused. ``health_eval``
     is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained again within a week, in
     a thread beside training.
@@ -82,11 +84,13 @@ class CheckpointEngine:
         health_eval: Callable[[], bool] | None = None,
         scrub: str | float | None = None,
         blob_bytes: int = BLOB_BYTES,
+        staging_bytes: int | None = None,
+        compress: Literal["auto", "off"] = "auto",
         clock: Clock | None = None,
     ) -> None:
         redact_the_log()
         self.state = components_of(state)
-        check_settings(when, keep, on_save_error, writer)
+        check_settings(when, keep, on_save_error, writer, staging_bytes, compress)
         self.keep = keep or Keep()
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)
@@ -98,12 +102,11 @@ class CheckpointEngine:
         self._mismatches = Mismatches(dict(on_mismatch or {}), strict, kinds)
         self._errors = SaveErrors(self._store.url, on_save_error, save_errors_max)
         self._trust_pickle = trust_pickle
-        self._allow_pickle = allow_pickle
         self._guard = (lease_wait, take_over)
         self._health_eval = health_eval
         self._scrub_s = period_of(scrub)
         self._scrubbing: Scrubbing | None = None
-        self._blob_bytes = blob_bytes
+        self._blob_bytes, self._compress = blob_bytes, compress
         self._metrics = Metrics(self.keep)
         self._meter = Meter(self._clock, when)
         self._saving = Saving(
@@ -116,6 +119,7 @@ class CheckpointEngine:
             deadline_s=deadline_of(writer_deadline),
             allow_pickle=allow_pickle,
             exactness=exactness or {},
+            staging_bytes=staging_bytes,
         )
         self._background = self._saving.background
         self._open: Opened | None = None
@@ -150,7 +154,7 @@ class CheckpointEngine:
         """
         self._check_usable()
         if self._open is None:
-            self._check_capturable()
+            self._saving.prepare()
             wait_s, take_over = self._guard
             guard = self._store.guard(wait_s=wait_s, take_over=take_over)
             # Pushed before it is entered, and nothing by half: after a Ctrl-C anywhere in here the root is free again, and not
@@ -169,6 +173,7 @@ class CheckpointEngine:
                     incarnation=self._clock.nonce(),
                     guard=guard,
                     blob_bytes=self._blob_bytes,
+                    compress=self._compress,
                 )
                 self._saving.claimed(self._open.session, guard, self._held)
                 self._begin_from(None)
@@ -182,12 +187,6 @@ class CheckpointEngine:
                 self._held.close()
                 raise
         return self._open.session
-
-    def _check_capturable(self) -> None:
-        """Find what cannot be saved before the first step, and not at the first save; copies nothing, writes nothing."""
-        for name, value in self.state.items():
-            flatten(value, name, allow_pickle=self._allow_pickle)
-        self._saving.exactness_now()
 
     def peek(self, which: Which = "latest") -> Summary | None:
         """Return the generation that `resume` would take, or None, without loading it. Counters are in it.
@@ -276,7 +275,9 @@ class CheckpointEngine:
         if self._background.busy:
             return False
         damage = self._scrubbing.reason() if self._scrubbing else None
-        reason = damage or self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
+        reason = (
+            damage or self._saving.owed() or self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
+        )
         if reason is None:
             return False
         self._save(now, reason, counters)

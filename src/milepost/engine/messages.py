@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from milepost import errors
+from milepost.engine.capture import StagedComponent
 from milepost.engine.session import Order, Session
 from milepost.errors import InternalError, MilepostError, MismatchError, StoreError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.generation import Chain
-from milepost.records import Difference, LeafSpec, Manifest, Node, Provenance
+from milepost.records import Difference, Manifest, Provenance
 from milepost.store.lock import Holder
 
 BaseKey = tuple[int, str]
@@ -50,18 +51,10 @@ class Trying(msgspec.Struct, tag=True):
     write_id: str
 
 
-class State(msgspec.Struct):
-    """Hold what changes in a session by a save."""
+class Bring(msgspec.Struct, tag=True):
+    """Ask for a wave of a state that is larger than the arena."""
 
-    chain: Chain
-    base: BaseKey | None
-    manifest: Manifest | None
-    """The base, where the other side does not know it."""
-    resumed_from: int | None
-    manifest_bytes: int
-    distrusted: set[str]
-    apart: bool
-    cramped: bool
+    wave: int
 
 
 class Failure(msgspec.Struct):
@@ -77,6 +70,26 @@ class Failure(msgspec.Struct):
     differences: tuple[Difference, ...] = ()
 
 
+class Brought(msgspec.Struct, tag=True):
+    """Say that a wave is in the arena, or why it is not. With the last one the whole is staged."""
+
+    failure: Failure | None = None
+
+
+class State(msgspec.Struct):
+    """Hold what changes in a session by a save."""
+
+    chain: Chain
+    base: BaseKey | None
+    manifest: Manifest | None
+    """The base, where the other side does not know it."""
+    resumed_from: int | None
+    manifest_bytes: int
+    distrusted: set[str]
+    apart: bool
+    cramped: bool
+
+
 class Done(msgspec.Struct, tag=True):
     """Say how a save ended: published if there is no failure."""
 
@@ -90,37 +103,34 @@ class Over(msgspec.Struct, tag=True):
     state: State
 
 
-class PlacedLeaf(msgspec.Struct, array_like=True):
-    """Say where in the arena a leaf lies: bytes [start, stop)."""
+class StagedLog(msgspec.Struct, array_like=True):
+    """Say of a log what the writer tells of it. That it is saved, the trainer tells it: its rows are there."""
 
-    path: str
-    spec: LeafSpec
-    start: int
-    stop: int
-
-
-class PlacedComponent(msgspec.Struct, array_like=True):
-    """Say where in the arena a component lies."""
-
-    name: str
-    tree: Node
-    leaves: list[PlacedLeaf]
+    component: str
+    doubt: str
+    rows_added: int
 
 
 class Letter(msgspec.Struct):
     """Be a whole save but for its bytes, which lie in the arena."""
 
-    components: list[PlacedComponent]
+    components: tuple[StagedComponent, ...]
+    logs: list[StagedLog]
+    waves: int
+    wave_bytes: int
+    wave: int
+    """The one that is in the arena."""
     order: Order
     state: State
     keep: Keep
     provenance: Provenance
     fingerprint: dict[str, str]
     blob_bytes: int
+    compress: bool
 
 
-FromTrainer = Hello | Posted
-FromWriter = Note | Trying | Done | Over
+FromTrainer = Hello | Posted | Brought
+FromWriter = Note | Trying | Bring | Done | Over
 
 encode = msgspec.msgpack.Encoder().encode
 decode_letter = msgspec.msgpack.Decoder(Letter).decode

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 from milepost.clock import Clock
+from milepost.encode.compress import Decisions
 from milepost.engine.events import Events
 from milepost.engine.provenance import fingerprint, identity, provenance
 from milepost.engine.relief import hold_ballast, with_ballast
@@ -43,6 +45,7 @@ def open_session(
     incarnation: str,
     guard: Guard | None = None,
     blob_bytes: int = BLOB_BYTES,
+    compress: Literal["auto", "off"] = "auto",
 ) -> Opened:
     """Claim the root and make it tidy. The caller holds the store's ``guard``. Raises `ConflictError` if it is fenced at once."""
     who = identity()
@@ -61,6 +64,7 @@ def open_session(
         made_by,
         prints,
         blob_bytes=blob_bytes,
+        decisions=Decisions() if compress == "auto" else None,
     )
     survives = store.capabilities.survives
     events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement, survives=survives)

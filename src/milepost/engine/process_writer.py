@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from milepost.engine import messages
 from milepost.engine.capture import Staged
 from milepost.engine.catch_up import catch_up
-from milepost.engine.messages import Done, Letter, Over, PlacedComponent, PlacedLeaf, Posted, State
+from milepost.engine.messages import Bring, Brought, Done, Failure, Letter, Over, Posted, StagedLog, State
 from milepost.engine.session import Order, Session
 from milepost.engine.shared_arena import MemoryFile, SharedArena
+from milepost.engine.writer import settle_logs
 from milepost.engine.writer_child import WriterChild
 from milepost.errors import StoreError, UsageError
 from milepost.lifecycle.amounts import seconds_of
@@ -83,6 +84,8 @@ class ProcessWriter:
         """What was posted last, until all that follows from it is known."""
         self._waited_for = False
         """Somebody waits, or has waited, for what becomes of it."""
+        self._wave = 0
+        """Which part of it is in the arena."""
         self._refused: StoreError | None = None
         """Why there was no writer to post it to."""
 
@@ -95,7 +98,7 @@ class ProcessWriter:
     def post(self, staged: Staged, order: Order) -> None:
         """Say that a save is staged: when this returns, it no longer needs the trainer. `finish` tells what goes wrong."""
         assert self._job is None
-        self._refused, self._waited_for = None, False
+        self._refused, self._waited_for, self._wave = None, False, 0
         self._job = _Job(staged, order)
         try:
             if not self._send(self._child or self.start()):
@@ -113,22 +116,20 @@ class ProcessWriter:
         return child.send(Posted(len(letter), self._arena.size_bytes))
 
     def _letter(self, job: _Job) -> Letter:
-        session = self._session
+        session, staged = self._session, job.staged
         return Letter(
-            [
-                PlacedComponent(
-                    each.name,
-                    each.tree,
-                    [PlacedLeaf(leaf.path, leaf.spec, *self._arena.place_of(leaf.data)) for leaf in each.leaves],
-                )
-                for each in job.staged.components
-            ],
+            staged.components,
+            [StagedLog(each.component, each.mark.doubt, each.rows_added) for each in staged.logs],
+            staged.wave_count,
+            staged.wave_bytes,
+            self._wave,
             job.order,
             messages.state_of(session, self._base),
             session.keep,
             session.provenance,
             session.fingerprint,
             session.blob_bytes,
+            session.decisions is not None,
         )
 
     def finish(self) -> Manifest:
@@ -149,16 +150,21 @@ class ProcessWriter:
         left = RESTARTS
         while True:
             assert self._child is not None
-            done = self._child.hear(Done)
-            if done is not None:
-                return self._outcome(done)
+            heard = self._child.hear(Done | Bring)
+            if isinstance(heard, Bring):
+                self._child.send(Brought(self._bring(heard.wave)))
+                continue
+            if heard is not None:
+                return self._outcome(heard)
             announced = self._child.announced
             ended = self._ended()
             published = catch_up(self._session, announced)
-            if published is None and not left:
+            assert self._job is not None
+            if published is None and (not left or not self._job.staged.repeatable):
                 raise _gone(self._session, ended)
             self._tell(ended)
             if published is not None:
+                settle_logs(self._job.staged, published)
                 return published
             left -= 1
             self._send(self.start())
@@ -167,8 +173,20 @@ class ProcessWriter:
         self._take_in(done.state)
         if done.failure is not None:
             raise messages.error_of(done.failure)
+        assert self._job is not None
         assert self._session.base is not None
+        settle_logs(self._job.staged, self._session.base)
         return self._session.base
+
+    def _bring(self, wave: int) -> Failure | None:
+        """Have the thread that trains copy a wave into the arena; return why it did not."""
+        assert self._job is not None
+        self._wave = wave
+        try:
+            self._job.staged.bring(wave)
+        except StoreError as error:
+            return messages.failure_of(error)
+        return None
 
     def clear_up(self) -> None:
         """Wait until what followed the save is done, too. Where the writer died over it, the next save makes up for it."""
@@ -226,7 +244,7 @@ class ProcessWriter:
 
 def _gone(session: Session, ended: str) -> StoreError:
     return StoreError(
-        f"the writer process died {RESTARTS + 1} times over this save; training can go on, this save is lost",
+        "the writer process died over this save, which cannot be posted again; training can go on, this save is lost",
         kind="writer-gone",
         retryable=True,
         hint='look for what kills it (dmesg, if it was the OOM killer), or use writer="thread"',

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from milepost.engine.arena import ALIGNMENT, Arena
-from milepost.engine.capture import Staged, StagedComponent, StagedLeaf, in_order
+from milepost.engine.arena import Arena
+from milepost.engine.capture import Copied, Staged, in_order, stage
 from milepost.engine.components import is_essential
 from milepost.engine.mismatch import Mismatches
 from milepost.engine.reads import Reads
-from milepost.errors import NotFoundError
-from milepost.records import ComponentRecord, Difference, Manifest
+from milepost.errors import InternalError, NotFoundError
+from milepost.records import ComponentRecord, Difference, Manifest, is_piece
 from milepost.state.compare import compare
 from milepost.state.inflate import check_tree, inflate
 from milepost.state.restore import restore
-from milepost.state.tree import no_collection
+from milepost.state.tree import Flat, LiveLeaf, no_collection
 from milepost.store.base import Store
 
 HELD_BYTES = 32 << 20
 """How much of a generation is read before the first assignment, and copied: so much more memory a resume needs for a moment."""
+
+
+RESTAGED_BYTES = 1 << 30
+"""How much of a generation is held in memory at once while it is written again."""
 
 
 def check_fit(
@@ -128,19 +132,27 @@ def build(store: Store, manifest: Manifest, parts: Iterable[str] | None, *, trus
 
 
 def restage(store: Store, manifest: Manifest, arena: Arena) -> Staged:
-    """Read a generation's leaves into ``arena``, each verified, to be written again as they are."""
-    arena.reserve(sum(leaf.size_bytes + ALIGNMENT for component in manifest.components for leaf in component.leaves))
-    components: list[StagedComponent] = []
-    with Reads(store, manifest) as reads:
-        for component in manifest.components:
-            leaves = []
-            for leaf in component.leaves:
-                data = arena.take(leaf.size_bytes)
-                reads.ask(component.name, leaf, data)
-                leaves.append(StagedLeaf(leaf.path, leaf.spec, data))
-            components.append(StagedComponent(component.name, component.tree, tuple(leaves)))
-        reads.settle()
-    return Staged(tuple(components))
+    """Read a generation's leaves into ``arena``, each verified, to be written again as they are: in waves, if it is large."""
+
+    def read(leaves: Sequence[Copied], memory: memoryview) -> None:
+        with Reads(store, manifest) as reads:
+            for leaf, start in leaves:
+                component, record = leaf.value
+                reads.ask(component, record, memory[start : start + leaf.size_bytes])
+            reads.settle()
+
+    flat: dict[str, Flat] = {}
+    for component in manifest.components:
+        leaves = [
+            LiveLeaf(leaf.path, leaf.spec, leaf.size_bytes, (component.name, leaf), _not_live, is_piece(leaf.path))
+            for leaf in component.leaves
+        ]
+        flat[component.name] = Flat(component.tree, tuple(leaves))
+    return stage(flat, arena, staging_bytes=RESTAGED_BYTES, copy=read)
+
+
+def _not_live(_: object, into: memoryview) -> None:
+    raise InternalError("a stored leaf has no live memory", kind="not-live", size_bytes=len(into))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from milepost.engine.capture import Staged
+from milepost.engine.placing import FULL
 from milepost.engine.room import no_room, survey
 from milepost.engine.session import BALLAST_BYTES, Order, Session
-from milepost.engine.writer import FULL, distrust_what_is_gone, republish, retire_dropped, write
+from milepost.engine.writer import distrust_what_is_gone, republish, retire_dropped, write
 from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, check_still_ours, settle_attempt
@@ -54,6 +55,10 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
                 session.apart, session.cramped = False, True
                 continue
             _make_room(session, staged, error)
+            if not staged.repeatable:
+                # Of a state that came in waves the first are not there any more, and training has gone on. There is room now
+                # for the next save.
+                raise
 
 
 def clear_up(session: Session) -> None:

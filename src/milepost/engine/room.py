@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from milepost.engine.capture import Staged
+from milepost.engine.placing import new_bytes
 from milepost.engine.session import BALLAST_BYTES, Session
-from milepost.engine.writer import new_bytes
 from milepost.errors import StoreError
 from milepost.lifecycle.retain import essential, originals
 from milepost.publish.view import read_pins

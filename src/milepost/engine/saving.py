@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from milepost.clock import Clock
 from milepost.engine.arena import Arena
 from milepost.engine.background import Background
-from milepost.engine.capture import Staged, capture
+from milepost.engine.capture import Staged, capacity, capture, lay_out
+from milepost.engine.ferry import Ferry
 from milepost.engine.metrics import Metrics
 from milepost.engine.overhead import Flight, Meter
 from milepost.engine.process_writer import ProcessWriter
@@ -21,6 +22,7 @@ from milepost.engine.shared_arena import SharedArena
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Exactness, Metric, Restored, Summary
 from milepost.state.protocol import Reporting
+from milepost.state.tree import flatten, no_collection
 from milepost.store.base import Guard
 
 log = logging.getLogger("milepost")
@@ -41,6 +43,7 @@ class Saving:
         deadline_s: float,
         allow_pickle: bool,
         exactness: Mapping[str, tuple[Exactness, str]],
+        staging_bytes: int | None,
     ) -> None:
         self.state = state
         self.background = Background("inline" if writer == "inline" else "thread")
@@ -51,12 +54,24 @@ class Saving:
         self._inline = writer == "inline"
         self._allow_pickle = allow_pickle
         self._exactness = dict(exactness)
+        self._staging_bytes = staging_bytes
+        self._told_of_waves = self._told_of_bound = False
+        self._owed = False
         self._arena = SharedArena() if writer == "process" else Arena()
         self._deadline_s = deadline_s
         self._process: ProcessWriter | None = None
         self._told: dict[str, str] = {}
         self._in_flight: dict[str, Metric] | None = None
         self._elapsed_base_s, self._started_ns = 0.0, 0
+
+    def prepare(self) -> None:
+        """Find what cannot be saved before the first step, and have memory at hand; copies nothing, writes nothing."""
+        with no_collection():
+            flat = {name: flatten(value, name, allow_pickle=self._allow_pickle) for name, value in self.state.items()}
+            room = lay_out(flat, self._staging_bytes)
+        self._arena.reserve(capacity(room, self._staging_bytes))
+        self._arena.warm(room.size_bytes)
+        self.exactness_now()
 
     def claimed(self, session: Session, guard: Guard, held: ExitStack) -> None:
         """Start the writer process, if there is to be one. It ends before ``guard`` is left: it holds the lock as well."""
@@ -79,7 +94,11 @@ class Saving:
         counted = {name: whole(name, count) for name, count in (counters or {}).items()}
         if self._process is not None:
             self.background.settle()  # what is posted says where the chain stands, and that moves until the last save is over
-        staged = capture(self.state, self._arena, allow_pickle=self._allow_pickle)
+        staged = capture(
+            self.state, self._arena, allow_pickle=self._allow_pickle, have=session.have, staging_bytes=self._staging_bytes
+        )
+        self._owed = False
+        self._tell(staged)
         noted = self._metrics.take()
         elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
         progress = {"episodes": now.episodes, "epochs": now.epochs} | counted
@@ -88,7 +107,10 @@ class Saving:
         flight = self._meter.save(now.monotonic_ns)
         if self._process is not None:
             self._process.post(staged, order)
-        self.background.start(lambda: self._write(session, staged, order, flight), lambda: self._clear_up(session))
+        if staged.wave_count > 1 and not self._inline:
+            self._write_in_waves(session, staged, order, flight)
+        else:
+            self.background.start(lambda: self._write(session, staged, order, flight), lambda: self._clear_up(session))
         self._meter.released()
         if self._inline:
             self.surface()
@@ -99,6 +121,44 @@ class Saving:
                 self._process.finish()
             else:
                 write_with_relief(session, staged, order)
+
+    def _write_in_waves(self, session: Session, staged: Staged, order: Order, flight: Flight) -> None:
+        """Have the state written while training waits, until the last wave of it is copied."""
+        ferry, started_ns = Ferry(staged), self._clock.monotonic_ns()
+
+        def write() -> None:
+            try:
+                self._write(session, staged, order, flight)
+            finally:
+                ferry.end()
+
+        with ferry.aboard:
+            self.background.start(write, lambda: self._clear_up(session))
+            if self.background.busy:
+                ferry.serve()
+        if not self._told_of_waves:
+            self._told_of_waves = True
+            log.warning(
+                "the state is larger than the %d bytes that are staged at once: training waited %.1f s while it was written; "
+                "a larger staging_bytes= takes memory instead",
+                self._arena.size_bytes,
+                (self._clock.monotonic_ns() - started_ns) / 1e9,
+            )
+
+    def _tell(self, staged: Staged) -> None:
+        for entry in staged.logs:
+            if entry.mark.doubt:
+                log.warning("all of `%s` is saved again: %s", entry.component, entry.mark.doubt)
+        most = self._staging_bytes
+        if most is not None and staged.wave_bytes > most and not self._told_of_bound:
+            self._told_of_bound = True
+            log.warning("an array is larger than staging_bytes=%d: %d bytes are staged at once", most, staged.wave_bytes)
+
+    def owed(self) -> str | None:
+        """Return why the next safe point should save: the last one relied on what the disk has lost."""
+        failed = self.background.failure
+        lost = self._owed or getattr(failed, "kind", "") == "blobs-gone"
+        return "rows that were saved before are gone from the disk" if lost else None
 
     def _clear_up(self, session: Session) -> None:
         # A method, so that the thread holds on to the engine, and with that to the root, until nothing is deleted any more.
@@ -138,6 +198,7 @@ class Saving:
         noted, self._in_flight = self._in_flight, None
         failure = self.background.collect()
         if failure is not None:
+            self._owed = getattr(failure, "kind", "") == "blobs-gone"
             self._metrics.give_back(noted)
         self._errors.judge(failure)
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from milepost.clock import Clock
-from milepost.encode.plan import NewLeaf, Plan, alone, plan
+from milepost.encode.compress import Decisions
+from milepost.encode.plan import NewLeaf, Plan, Stored, alone
 from milepost.engine.events import Events
 from milepost.lifecycle.retain import Keep
 from milepost.publish.generation import Chain, build_on
-from milepost.records import Exactness, Manifest, Metric, Provenance, Summary
+from milepost.records import Exactness, LeafSpec, Manifest, Metric, Provenance, Summary, is_piece
+from milepost.state.log import Have
 from milepost.store.base import Store
 
 BLOB_BYTES = 4 << 30
@@ -41,22 +43,38 @@ class Session:
     """Blobs that were found damaged: a name is added by any thread, and none is ever taken out."""
     apart: bool = False
     """The save under way writes everything anew, though it could share: for `Keep.independent`."""
+    decisions: Decisions | None = None
+    """What compression was worth; None: nothing is compressed."""
     cramped: bool = False
     """The disk is full: a copy for `Keep.independent` waits until there is room."""
 
-    def plan(self, leaves: Sequence[NewLeaf], *, complete: bool) -> Plan:
-        """Say which leaves a save shares with the base. Called once at the start of each: here distrust takes effect."""
-        planned, self.apart = plan(leaves, self.base), False
+    def planner(self, *, complete: bool, whole: bool) -> Planner:
+        """Return what says which leaves a save shares with the base. Called at the start of each: here distrust takes effect.
+
+        ``whole``: all leaves are planned at once, and not wave by wave.
+        """
+        planner, self.apart = Planner(self, Stored(self.base), complete, whole), False
         if self.base is not None and self._is_doubtful(self.base):
             # Whatever is shared with it would be as damaged; the live state is not, and is written whole. Without a base
             # no trim is made either: it would retire sound older generations in favour of the damaged one.
             self.base = None
-            return alone(planned)
-        shared = {self.base.blobs[record.blob].name for record in planned.shared.values()} if self.base else set()
-        # An incomplete generation is not one that a resume prefers: it need not stand alone.
-        wanted = complete and self.keep.wants_copy(self.chain.live, self.chain.line, shared)
-        self.apart = wanted and not self.cramped
-        return alone(planned) if self.apart else planned
+            planner.distrusted = True
+        return planner
+
+    def have(self, component: str) -> Have | None:
+        """Return what says which pieces of a component's logs are in the base, for the save to come; None: none are."""
+        record = self.base.component(component) if self.base is not None and not self._is_doubtful(self.base) else None
+        if record is None:
+            return None
+        had: set[tuple[str, LeafSpec, str]] | None = None
+
+        def have(path: str, spec: LeafSpec, digest: str) -> bool:
+            nonlocal had
+            if had is None:  # made when it is first asked for: most components have no logs
+                had = {(leaf.path, leaf.spec, leaf.digest) for leaf in record.leaves if is_piece(leaf.path)}
+            return (path, spec, digest) in had
+
+        return have
 
     def distrust(self, *blobs: str) -> None:
         """Share no more with a generation that stands on one of these blobs, from the next save on.
@@ -97,6 +115,32 @@ class Session:
     def protected(self) -> frozenset[int]:
         """Return what retention may not take from this process: the generation that it resumed from."""
         return frozenset() if self.resumed_from is None else frozenset({self.resumed_from})
+
+
+@dataclass(slots=True)
+class Planner:
+    """Say of one save's leaves which it shares with the base."""
+
+    session: Session
+    stored: Stored
+    complete: bool
+    whole: bool
+    distrusted: bool = False
+    """Nothing of the base is to be relied on, not even for reading it."""
+
+    def plan(self, leaves: Sequence[NewLeaf]) -> Plan:
+        """Return the plan for some leaves, or all of them."""
+        planned, session = self.stored.plan(leaves), self.session
+        if self.distrusted:
+            return alone(planned)
+        if session.base is not None and not session.apart and not session.cramped:
+            records = planned.shared.values()
+            blobs = session.base.blobs
+            # Wave by wave it is not known what the others will share: then all that could be.
+            shared = {blobs[record.blob].name for record in records} if self.whole else {blob.name for blob in blobs}
+            # An incomplete generation is not one that a resume prefers: it need not stand alone.
+            session.apart = self.complete and session.keep.wants_copy(session.chain.live, session.chain.line, shared)
+        return alone(planned) if session.apart else planned
 
 
 @dataclass(frozen=True, slots=True)

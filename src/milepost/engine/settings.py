@@ -11,7 +11,7 @@ from milepost.lifecycle.retain import Keep
 WriterKind: TypeAlias = Literal["thread", "process", "inline"]
 
 
-def check_settings(when: object, keep: object, on_save_error: str, writer: str) -> None:
+def check_settings(when: object, keep: object, on_save_error: str, writer: str, staging_bytes: object, compress: str) -> None:
     """Raise `UsageError` (kind ``bad-setting``) for an engine's settings that are of the wrong kind."""
     found: dict[str, object] = {}
     if when is not None and not callable(getattr(when, "due", None)):
@@ -22,6 +22,10 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str) 
         found["on_save_error"] = on_save_error
     if writer not in get_args(WriterKind):
         found["writer"] = writer
+    if staging_bytes is not None and (isinstance(staging_bytes, bool) or not isinstance(staging_bytes, int) or staging_bytes < 1):
+        found["staging_bytes"] = staging_bytes
+    if compress not in ("auto", "off"):
+        found["compress"] = compress
     if found:
         raise UsageError(
             "an engine cannot be made with these settings",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import weakref
@@ -50,13 +49,6 @@ class SharedArena(Arena):
         """Return the file, to be handed to a writer."""
         return self._file.descriptor
 
-    def place_of(self, piece: memoryview) -> tuple[int, int]:
-        """Return where in the file a piece lies that `take` has given: bytes [start, stop)."""
-        if not piece:
-            return 0, 0
-        start = _address(piece) - _address(self._view)
-        return start, start + len(piece)
-
     def _allocate(self, size_bytes: int) -> mmap.mmap:
         with forks.no_fork():
             os.ftruncate(self.descriptor, size_bytes)
@@ -68,10 +60,6 @@ class SharedArena(Arena):
             address = forks.withhold_memory(memory)
         weakref.finalize(memory, forks.release, *own, memory=address)
         return memory
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _open_as(descriptor: int) -> set[int]:

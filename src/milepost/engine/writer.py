@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from milepost.encode.blob import Item, write_blob
-from milepost.encode.blob import layout as blob_layout
-from milepost.encode.digest import digest_of
-from milepost.encode.plan import NewLeaf, Plan, plan
 from milepost.engine.capture import Staged
 from milepost.engine.events import milliseconds
+from milepost.engine.placing import FULL, Placed, place
 from milepost.engine.session import Order, Session
-from milepost.errors import StoreError, UsageError
-from milepost.lifecycle.health import is_finite, is_scanned
+from milepost.errors import InternalError, StoreError, UsageError
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, publish
 from milepost.publish.manifest import encode
 from milepost.publish.pointer import note_progress, point_at
 from milepost.publish.retire import retire
-from milepost.publish.signed import as_stored, is_signing
-from milepost.records import FORMAT_VERSION, BlobRecord, ComponentRecord, LeafRecord, Manifest
-
-FULL = frozenset({"disk-full", "quota"})
-"""The kinds of `StoreError` that retiring older generations may cure."""
+from milepost.publish.signed import as_stored
+from milepost.records import FORMAT_VERSION, ComponentRecord, Manifest
 
 
 def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
@@ -36,26 +28,28 @@ def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Man
     watch = _Watch(session)
     _note_progress(session, order)
     distrust_what_is_gone(session)
-    leaves = _digest(staged, strong=is_signing(session.store))
-    watch.lap("digest")
-    planned = session.plan(leaves, complete=order.complete)
-    written = _write_blobs(session, staged, leaves, planned)
+    placed = Placed([])
+    try:
+        place(session, staged, order, placed)
+    except StoreError:
+        discard(session, placed.tried)
+        raise
     watch.lap("write")
-    draft = _describe(session, staged, leaves, written, order)
-    watch.lap("health")
+    draft = _describe(session, placed, order)
     # The manifest comes last: from its creation on the generation exists, with everything it names already durable.
     try:
         manifest = _commit(session, draft, keep)
     except (StoreError, UsageError):  # the latter: its manifest would be too large to be read
         if draft.write_id not in session.chain.tried:
             # No manifest was even tried, so none names these blobs: on a full disk they would only be in the way.
-            discard(session, sorted(written.fresh))
+            discard(session, placed.fresh)
         raise
     watch.lap("publish")
     # Nothing of the base was touched so far. Only now that its successor counts may its generation be retired: that is left
     # for later, since nobody should have to wait for it.
     session.base = manifest
-    _tell(session, manifest, order, watch)
+    settle_logs(staged, manifest)
+    _tell(session, manifest, staged, placed, order, watch)
     return manifest
 
 
@@ -84,113 +78,22 @@ def distrust_what_is_gone(session: Session) -> None:
         session.distrust(*gone)
 
 
-def new_bytes(session: Session, staged: Staged) -> int:
-    """Return how many bytes of leaves a save of ``staged`` has to write: of those that are shared, none."""
-    leaves = _digest(staged, strong=is_signing(session.store))
-    planned = plan(leaves, session.base)
-    return sum(leaves[index].size_bytes for index in (*planned.fresh, *planned.moved))
+def settle_logs(staged: Staged, manifest: Manifest) -> None:
+    """Tell the logs that they are saved. Only now: a log that was told of a save which then failed would leave out rows ▲."""
+    for component, mark, _ in staged.logs:
+        record = manifest.component(component)
+        assert record is not None
+        mark.settle(record.leaves, record.tree)
 
 
-def _digest(staged: Staged, *, strong: bool) -> list[NewLeaf]:
-    # By SHA-256 where the manifest will be signed: a signature over a digest that anyone can forge would say nothing.
-    return [
-        NewLeaf(component.name, leaf.path, leaf.spec, len(leaf.data), digest_of(leaf.data, strong=strong))
-        for component in staged.components
-        for leaf in component.leaves
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """Say where every leaf is: (index into ``blobs``, start, stop) by leaf, shared ones included."""
-
-    blobs: tuple[BlobRecord, ...]
-    places: dict[int, tuple[int, int, int]]
-    fresh: frozenset[str]
-    """The names of those among ``blobs`` that this save wrote."""
-
-
-def _write_blobs(session: Session, staged: Staged, leaves: Sequence[NewLeaf], planned: Plan) -> _Written:
-    data = [leaf.data for component in staged.components for leaf in component.leaves]
-    blobs: list[BlobRecord] = []
-    places: dict[int, tuple[int, int, int]] = {}
-    tried: list[str] = []
-    try:
-        for part, group in enumerate(_groups(leaves, planned, session.blob_bytes)):
-            record, offsets = _write_one(session, part, [leaves[i] for i in group], [data[i] for i in group], tried)
-            places.update({index: (len(blobs), *span) for index, span in zip(group, offsets, strict=True)})
-            blobs.append(record)
-    except StoreError:
-        discard(session, tried)
-        raise
-    fresh = frozenset(blob.name for blob in blobs)
-    _share(session, planned, blobs, places)
-    return _Written(tuple(blobs), places, fresh)
-
-
-def _groups(leaves: Sequence[NewLeaf], planned: Plan, blob_bytes: int) -> Iterator[list[int]]:
-    """Cut the leaves to write into blobs of at most ``blob_bytes`` (one leaf may be larger), moved ones apart."""
-    for indices in (planned.fresh, planned.moved):
-        group: list[int] = []
-        size = 0
-        for index in indices:
-            if group and size + leaves[index].size_bytes > blob_bytes:
-                yield group
-                group, size = [], 0
-            group.append(index)
-            size += leaves[index].size_bytes
-        if group:
-            yield group
-
-
-def _write_one(
-    session: Session, part: int, leaves: Sequence[NewLeaf], data: Sequence[memoryview], tried: list[str]
-) -> tuple[BlobRecord, tuple[tuple[int, int], ...]]:
-    """Write one blob. A file whose fsync failed is condemned: the bytes are written anew under another name, once."""
-    items = [Item(leaf.path, leaf.spec.dtype, leaf.spec.shape, leaf.size_bytes) for leaf in leaves]
-    placed = blob_layout(items, {"milepost_run": session.run_id, "milepost_generation": str(session.chain.next)})
-    for last_try in (False, True):
-        name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part)
-        tried.append(name)
-        try:
-            with session.store.open_blob(name) as sink:
-                known = [leaf.digest for leaf in leaves]
-                written = write_blob(sink, placed, data, known, strong=is_signing(session.store))
-                sink.commit()
-            break
-        except StoreError as error:
-            if last_try or error.kind in FULL:
-                raise
-    return BlobRecord(name, written.size_bytes, written.digest), placed.offsets
-
-
-def _share(session: Session, planned: Plan, blobs: list[BlobRecord], places: dict[int, tuple[int, int, int]]) -> None:
-    if session.base is None:
-        return
-    index_of: dict[int, int] = {}
-    for leaf, record in planned.shared.items():
-        if record.blob not in index_of:
-            index_of[record.blob] = len(blobs)
-            blobs.append(session.base.blobs[record.blob])
-        places[leaf] = (index_of[record.blob], record.start, record.stop)
-
-
-def _describe(session: Session, staged: Staged, leaves: Sequence[NewLeaf], written: _Written, order: Order) -> Manifest:
+def _describe(session: Session, placed: Placed, order: Order) -> Manifest:
     components: list[ComponentRecord] = []
-    nonfinite: list[str] = []
-    index = 0
-    for component in staged.components:
-        records: list[LeafRecord] = []
-        for leaf in component.leaves:
-            blob, start, stop = written.places[index]
-            records.append(
-                LeafRecord(leaf.path, leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, blob, start, stop, leaves[index].digest)
-            )
-            if is_scanned(component.name) and not is_finite(leaf.spec.dtype, leaf.data):
-                nonfinite.append(leaf.path)
-            index += 1
-        exactness, reason = order.exactness.get(component.name, ("exact", ""))
-        components.append(ComponentRecord(component.name, component.tree, tuple(records), exactness, reason))
+    for content in placed.contents:
+        records = tuple(record for record in content.records if record is not None)
+        if len(records) < len(content.records):
+            raise InternalError("a leaf was neither written nor shared", kind="lost-leaf", component=content.name)
+        exactness, reason = order.exactness.get(content.name, ("exact", ""))
+        components.append(ComponentRecord(content.name, content.tree, records, exactness, reason))
     return Manifest(
         format_version=FORMAT_VERSION,
         run_id=session.run_id,
@@ -204,10 +107,10 @@ def _describe(session: Session, staged: Staged, leaves: Sequence[NewLeaf], writt
         term_next=session.chain.term_next,
         step=order.step,
         commit_timestamp=0,
-        blobs=written.blobs,
+        blobs=tuple(placed.blobs),
         complete=order.complete,
-        healthy=not nonfinite,
-        nonfinite=tuple(nonfinite),
+        healthy=not placed.nonfinite,
+        nonfinite=tuple(placed.nonfinite),
         metrics=order.metrics,
         best_by=session.keep.by or "",
         best_mode=session.keep.mode,
@@ -270,7 +173,8 @@ def discard(session: Session, names: Sequence[str]) -> None:
             session.events.write("discard-failed", blob=name, error=error.message)
 
 
-def _tell(session: Session, manifest: Manifest, order: Order, watch: _Watch) -> None:
+def _tell(session: Session, manifest: Manifest, staged: Staged, placed: Placed, order: Order, watch: _Watch) -> None:
+    tally = placed.tally
     session.events.write(
         "published",
         generation=manifest.number,
@@ -280,6 +184,10 @@ def _tell(session: Session, manifest: Manifest, order: Order, watch: _Watch) -> 
         complete=manifest.complete,
         new_bytes=manifest.new_bytes,
         total_bytes=manifest.total_bytes,
+        waves=staged.wave_count,
+        rows_added=sum(entry.rows_added for entry in staged.logs),
+        doubts=[f"{entry.component}: {entry.mark.doubt}" for entry in staged.logs if entry.mark.doubt],
+        **dataclasses.asdict(tally),
         milliseconds=milliseconds(watch.phases_ns),
     )
 

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TypeVar
+from types import UnionType
+from typing import Any
 
 from milepost.engine import forks, messages
 from milepost.engine.channel import Channel, ChannelError
-from milepost.engine.messages import Done, Hello, Note, Over, Posted, State, Trying
+from milepost.engine.messages import Brought, Done, Hello, Note, Over, Posted, State, Trying
 from milepost.engine.session import Session
 from milepost.engine.shared_arena import MemoryFile
 from milepost.errors import StoreError
@@ -24,8 +25,6 @@ from milepost.store.base import Guard
 from milepost.store.local import LocalStore
 from milepost.store.lock import FileGuard
 from milepost.store.process import Writer, process_start_time
-
-T = TypeVar("T")
 
 log = logging.getLogger("milepost")
 
@@ -92,15 +91,15 @@ class WriterChild:
         finally:
             os.close(trainer)
 
-    def send(self, posted: Posted) -> bool:
-        """Tell it of a save; return whether there was anybody to tell."""
+    def send(self, message: Posted | Brought) -> bool:
+        """Tell it of a save, or of a part of it; return whether there was anybody to tell."""
         try:
-            self._channel.send(messages.encode(posted))
+            self._channel.send(messages.encode(message))
         except ChannelError:
             return False
         return True
 
-    def hear(self, kind: type[T], within_s: float | None = None) -> T | None:
+    def hear(self, kind: type | UnionType, within_s: float | None = None) -> Any:
         """Wait for a message of this kind, and attend to those before it; None if the process has ended."""
         while (received := self._channel.receive(within_s)) is not None:
             message = messages.from_writer(received)

@@ -12,19 +12,24 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple, cast
 
 from milepost.clock import SystemClock
+from milepost.encode.compress import Decisions
 from milepost.engine import messages
-from milepost.engine.capture import Staged, StagedComponent, StagedLeaf
+from milepost.engine.capture import Log, Staged
 from milepost.engine.channel import Channel, ChannelError
 from milepost.engine.events import Events
-from milepost.engine.messages import Done, FromWriter, Hello, Letter, Note, Over, Posted, Trying
+from milepost.engine.messages import Bring, Brought, Done, Failure, FromWriter, Hello, Letter, Note, Over, Posted, Trying
 from milepost.engine.relief import clear_up, write_with_relief
 from milepost.engine.session import Session
+from milepost.errors import StoreError
 from milepost.publish.signed import SignedStore
 from milepost.records import Manifest
+from milepost.state.log import LogMark
 from milepost.store.local import LocalStore
 from milepost.store.lock import rewrite, sealed
 from milepost.store.posix import Posix
@@ -71,6 +76,7 @@ class WriterProcess:
         local = LocalStore(hello.root, self._clock)
         self._store = local if hello.key is None else SignedStore(local, hello.key)
         self._events = Events(self._store, self._clock, run_id=hello.run_id, term=hello.term, attempt=hello.attempt)
+        self._decisions = Decisions()
         self._view = memoryview(b"")
         self._base: Manifest | None = None
         self._step: int | None = None
@@ -120,29 +126,31 @@ class WriterProcess:
             letter.keep,
             letter.provenance,
             letter.fingerprint,
-            base,
-            state.resumed_from,
-            letter.blob_bytes,
-            state.manifest_bytes,
-            state.distrusted,
-            state.apart,
-            state.cramped,
+            base=base,
+            resumed_from=state.resumed_from,
+            blob_bytes=letter.blob_bytes,
+            manifest_bytes=state.manifest_bytes,
+            distrusted=state.distrusted,
+            apart=state.apart,
+            decisions=self._decisions if letter.compress else None,
+            cramped=state.cramped,
         )
 
     def _staged(self, letter: Letter, arena_bytes: int) -> Staged:
         if arena_bytes > len(self._view):
             # For reading only: a fault of ours is not to change what the trainer might have to post once more.
             self._view = memoryview(mmap.mmap(self._arena, arena_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
-        return Staged(
-            tuple(
-                StagedComponent(
-                    each.name,
-                    each.tree,
-                    tuple(StagedLeaf(leaf.path, leaf.spec, self._view[leaf.start : leaf.stop]) for leaf in each.leaves),
-                )
-                for each in letter.components
-            )
-        )
+        return RemoteStaged(letter, self._view, self._ask)
+
+    def _ask(self, wave: int) -> Failure | None:
+        """Have the trainer bring a wave; return why it did not. One that is gone has not staged the whole: it is discarded."""
+        self.say(Bring(wave))
+        received = self._channel.receive()
+        if received is None:
+            return messages.failure_of(_discarded())
+        brought = messages.from_trainer(received)
+        assert isinstance(brought, Brought)
+        return brought.failure
 
     def say(self, message: FromWriter) -> None:
         """Tell the trainer, if there still is one."""
@@ -165,6 +173,42 @@ class WriterProcess:
             with suppress(OSError):
                 rewrite(self._lock, sealed(self._hello.holder, replace(me, step=step)), Posix())
         self._events.write("trainer-gone", step=step, deadline_s=f"{self._hello.deadline_ms / 1e3:.3f}", writer=os.getpid())
+
+
+class RemoteStaged(Staged):
+    """Be what a trainer has staged, in the writer's process."""
+
+    def __init__(self, letter: Letter, memory: memoryview, ask: Callable[[int], Failure | None]) -> None:
+        logs = [Log(each.component, cast(LogMark, _Elsewhere(each.doubt)), each.rows_added) for each in letter.logs]
+        super().__init__(
+            letter.components, memory, waves=letter.waves, wave_bytes=letter.wave_bytes, bring=self._bring, logs=logs
+        )
+        self.can_bring = lambda: not self._whole
+        self._ask = ask
+        self._at = letter.wave
+        self._whole = False
+        """The trainer has brought the last wave, or given up: it goes on, and what was there before cannot be brought again."""
+
+    def _bring(self, wave: int) -> None:
+        failure = self._ask(wave)
+        self._whole = failure is not None or wave == self.wave_count - 1
+        if failure is not None:
+            raise messages.error_of(failure)
+
+
+class _Elsewhere(NamedTuple):
+    """Stand for a log that is in the trainer."""
+
+    doubt: str
+
+    def settle(self, *_: object) -> None:
+        """Do nothing: the trainer tells its logs what was saved of them."""
+
+
+def _discarded() -> StoreError:
+    return StoreError(
+        "the trainer is gone, and had not staged all of its state", kind="staging-over", retryable=False, hint="start it again"
+    )
 
 
 class _Announced(set[str]):

@@ -83,11 +83,15 @@ class Log:
     @property
     def known(self) -> Known | None:
         """Return what the last commit or load says, or None where nothing is to be relied on."""
+        self.adopt()
+        return self._known
+
+    def adopt(self) -> None:
+        """Take over what another thread has noted."""
         settled = self._settled  # once: another thread may replace it
         if settled is not None and settled.era == self._era and (self._known is None or settled.tick > self._known.tick):
             self._known = settled
             self._changes = [(tick, ranges) for tick, ranges in self._changes if tick > settled.tick]
-        return self._known
 
     def touch(self, start: int, stop: int) -> None:
         """Note that rows were changed. Those that no save has seen yet are new anyway."""

@@ -58,6 +58,7 @@ def restore(
     # Only now has every byte verified: until here the next save of a log would have been a whole one.
     for mark in restorer.marks:
         mark.settle(leaves)
+        mark.log.adopt()
     return value
 
 
