@@ -95,16 +95,19 @@ def verb(training: Training, name: str) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("name", ["claim", "resume", "save", "close"])
-def test_after_a_ctrl_c_anywhere_the_engine_goes_on_or_closes_and_its_root_is_free(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("writer", ["thread", "process"])
+def test_after_a_ctrl_c_anywhere_the_engine_goes_on_or_closes_and_its_root_is_free(
+    tmp_path: Path, name: str, writer: str
+) -> None:
     copies = roots(tmp_path)
     for root in (next(copies), next(copies)):  # the first time there are imports to be done, and more to be found out
-        training = Training(root, writer="thread")
+        training = Training(root, writer=writer)
         total = lines_of(verb(training, name))
         training.engine.close()
     assert total > _POINTS / 2
     tried = 0
     for at, root in zip(range(0, total, max(1, total // _POINTS)), copies, strict=False):
-        training = Training(root, writer="thread")
+        training = Training(root, writer=writer)
         struck = CtrlC(at).strikes(verb(training, name))
         if name != "close":
             if name != "save":

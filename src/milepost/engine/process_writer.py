@@ -238,7 +238,6 @@ class ProcessWriter:
                 self._child.kill()
                 self._child = None
         self._job = None
-        self._arena.give_back()
         self._letters.close()
 
 

@@ -206,3 +206,5 @@ class Saving:
         """End the thread and free the arena; nothing is under way any more. May be called again."""
         self.background.close()
         self._arena.close()
+        if isinstance(self._arena, SharedArena):
+            self._arena.give_back()
