@@ -49,7 +49,7 @@ chaos: setup .venvs/chaos/.ready  ## Let ckpt-chaos, which knows nothing of mile
 FUZZ_SECONDS ?= 60
 
 fuzz: .venvs/fuzz/.ready  ## Feed every reader of files with what a fuzzer makes of them, FUZZ_SECONDS (60) each
-	for target in record tree names holder blob root; do .venvs/fuzz/bin/python fuzz/run.py $$target $(FUZZ_SECONDS) || exit 1; done
+	for target in record tree names holder blob frame root; do .venvs/fuzz/bin/python fuzz/run.py $$target $(FUZZ_SECONDS) || exit 1; done
 
 .venvs/fuzz/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venvs/fuzz

@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, str] = {
     "shared": "bench.shared:measure",
     "resume": "bench.resuming:measure",
     "memory": "bench.memory:measure",
+    "page-cache": "bench.page_cache:measure",
     "sb3-replay": "bench.sb3_replay:measure",
 }
 """In the order in which they run. Not here yet, since what they measure is not built: ``replay-rows`` (0.1%, 1%, 10% new

@@ -74,6 +74,7 @@ SAVE, SYNCED = "torch.save", "torch.save + fsync"
 SAFETENSORS, DCP_SAVE, CLONE = "safetensors + fsync", "dcp.save", "clone, torch.save in a thread"
 DCP, DCP_REUSED = "dcp.async_save", "dcp.async_save, reused stager"
 SB3_SAVE = "model.save + save_replay_buffer"
+IN_USE = "files in use"
 BARE = "the same file operations, bare"
 ROWS, PROCESS, SERVICE = "Rows", 'writer="process"', "the service"
 
@@ -98,6 +99,8 @@ GOALS: tuple[Goal, ...] = (
     Goal("resume, cold", "resume", "cold", "at most", 1.3, READ),
     Goal("resume, warm", "resume", "warm", "at most", 1.3, READ),
     Goal("extra memory", "memory", "extra", "at most", 1.05, "dense state"),
+    Goal("page cache left behind by a save of 6 GB", "page-cache", "left behind", "at most", 0.01, SYNCED),
+    Goal("2 GB of files in use beside it", "page-cache", "still resident", "at most", 1.01, "milepost", of=IN_USE),
     Goal("same-host fetch, zero copy", "fetch", "fetch", "below", 0.001, needs=SERVICE),
     Goal("bulk-port fetch over loopback", "fetch", "bulk", "at most", 1 / 0.85, "raw TCP loop", needs=SERVICE),
     Goal("delta at 1.8% changed bf16", "delta", "bytes", "times less", 70, "full bytes", needs=SERVICE),

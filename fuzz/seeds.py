@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fuzz.targets import ODD, RECORDS, TARGETS, base
+from fuzz.targets import FRAME, ODD, RECORDS, TARGETS, base
 from milepost.encode.digest import unseal
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -35,6 +35,8 @@ def seeds() -> dict[str, dict[str, bytes]]:
     for place in range(0, 240, 8):
         found["root"][f"seed-{place}"] = bytes([5, place % 14, *place.to_bytes(2, "little"), place % len(ODD)])
     found["blob"]["seed"] = files["blobs/000003-t2-01d0000000000019.safetensors"]
+    found["frame"]["seed-raw"] = b"\5\0" + FRAME
+    found["frame"]["seed-repeated"] = bytes.fromhex("0010") + bytes.fromhex("28b52ffd6000" + "0f" + "03800000") + b"x"
     return found
 
 

@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import tempfile
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import milepost
 from milepost.clock import FakeClock
 from milepost.encode.digest import seal, unseal
+from milepost.encode.frames import read_range
 from milepost.errors import InternalError, MilepostError
 from milepost.lifecycle.recover import choose
 from milepost.publish import layout
@@ -128,6 +129,8 @@ def _live() -> Any:
         "policy": OrderedDict(weight=np.zeros((2, 3), np.float32), bias=np.array(0.0), frozen=np.zeros(300)),
         "rng": np.random.Generator(np.random.MT19937(1)),
         "replay": {"rows": np.zeros((4, 5), np.uint8), "position": 0, "full": False},
+        "ring": milepost.Rows({"a": np.zeros((6, 2)), "b": np.zeros(6, np.int32)}),
+        "queue": milepost.Items(deque(maxlen=4)),
     }
 
 
@@ -343,6 +346,31 @@ def blob(data: bytes) -> None:
         assert loaded["replay"]["rows"].tolist() == [[30] * 5] * 4
 
 
+def frame(data: bytes) -> None:
+    """Unpack any bytes as a frame that is to give so many: that many come, or it is damaged, and the next is unpacked as ever."""
+    size = int.from_bytes(data[:2], "little")
+    for start in (0, size // 2):
+        into = bytearray(size - start)
+        with _ours():
+            assert read_range(_reader(data[2:]), [(size, len(data) - 2)], start, memoryview(into)) == size - start
+    sound = bytearray(5)
+    assert read_range(_reader(FRAME), [(5, len(FRAME))], 0, memoryview(sound)) == 5
+    assert sound == b"sound"
+
+
+FRAME = bytes.fromhex("28b52ffd2005290000") + b"sound"
+"""One block, stored as it is."""
+
+
+def _reader(data: bytes) -> Callable[[int, memoryview], int]:
+    def read_into(start: int, into: memoryview) -> int:
+        part = data[start : start + len(into)]
+        into[: len(part)] = part
+        return len(part)
+
+    return read_into
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "record": record,
     "tree": tree,
@@ -350,5 +378,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "holder": holder,
     "root": root,
     "blob": blob,
+    "frame": frame,
 }
 """What can be fuzzed, by name."""

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a directory in memory where there is one: thousands of runs are written, and nothing here depends on the medium."""
     without_git(monkeypatch)
-    monkeypatch.setattr(relief, "BALLAST_BYTES", 8192)
+    monkeypatch.setattr(relief, "BALLAST_BYTES", 16384)
     with scratch() as made:
         yield made
 
@@ -129,7 +129,7 @@ def full_disk(scene: Scene, posix: Posix) -> None:
     with Training(local(scene.root, posix), keep=Keep(last=3)) as training:
         training.engine.resume()
         save_and_note(scene, training, 4)
-        posix.capacity_bytes = used_bytes(scene.root) + 1000
+        posix.capacity_bytes = used_bytes(scene.root) + 4000
         save_and_note(scene, training, 5)
     # 5 was the trim: generation 4 again, without 2.
     assert sorted(path.stem for path in (scene.root / "generations").iterdir()) == ["000003", "000005", "000006"]

@@ -118,6 +118,39 @@ def test_what_is_less_than_a_file_of_its_own_costs_stays_with_the_rest() -> None
     small = np.zeros(100_000, np.uint8)
     assert split([leaf("x/a", small)], [bytes_of(small)], Decisions()) == ((0,), ())
     assert split([], [], Decisions()) == ((), ())
+    rows = np.zeros(10_000, np.uint8)
+    both = [leaf("x/a", small), leaf("replay.observations[0:10]", rows)]
+    assert split(both, [bytes_of(small), bytes_of(rows)], Decisions()) == ((0,), (1,)), "rows have a file of their own anyway"
+
+
+@pytest.mark.parametrize(
+    ("pictures", "floats", "due"),
+    [
+        (100_000, 1000, ((), (0, 1))),
+        (1000, 100_000, ((0, 1), ())),
+        (100_000, 50_000, ((1,), (0,))),
+        (1000, 0, ((0, 1), ())),
+        (9000, 0, ((), (0, 1))),
+    ],
+)
+def test_a_trifle_goes_with_the_rest_of_its_log_so_that_it_is_one_file(
+    pictures: int, floats: int, due: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    arrays = [np.zeros(pictures, np.uint8), RNG.standard_normal(floats // 4).astype(np.float32)]
+    leaves = [leaf("replay.observations[0:10]", arrays[0]), leaf("replay.rewards[0:10]", arrays[1])]
+    assert split(leaves, [bytes_of(array) for array in arrays], Decisions()) == due
+
+
+def test_logs_are_decided_about_each_by_itself() -> None:
+    noise, zeros = STAYS["noise"], np.zeros(SIZE, np.uint8)
+    leaves = [
+        leaf("replay.a[0:9]", noise),
+        leaf("replay.b[0:9]", zeros[:100_000]),
+        leaf("expert.a[0:9]", zeros),
+        leaf("x/a", zeros),
+    ]
+    data = [bytes_of(noise), bytes_of(zeros[:100_000]), bytes_of(zeros), bytes_of(zeros)]
+    assert split(leaves, data, Decisions()) == ((0, 1), (2, 3))
 
 
 class Watched:

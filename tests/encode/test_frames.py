@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import threading
 import tracemalloc
 
@@ -102,18 +103,26 @@ def test_what_one_extent_holds_another_does_not_take_for_its_own() -> None:
 
 
 def test_a_frame_whose_bytes_went_bad_leaves_nothing_behind_that_is_taken_for_good() -> None:
-    stored = Stored(bytes(1000), bytes(range(250)) * 4)
+    # Of several blocks: what comes before the bad one is unpacked, over the frame that lay there.
+    first, second = bytes(300_000), b"\xff" * 150_000 + random.Random(0).randbytes(150_000)
+    stored = Stored(first, second)
     extent = Extent(stored.read_into, stored.frames)
     into = memoryview(bytearray(4))
     extent.read(0, into)
-    sound, stored.data = stored.data, stored.data[:-100]
-    with pytest.raises(CorruptError):
-        extent.read(1000, into)
-    extent.read(0, into)
-    assert bytes(into) == bytes(4)
+    sound = stored.data
+    unpacked_some = False
+    for size in range(len(sound) - 200_000, len(sound), 10_000):
+        stored.data = sound[:size] + bytes(len(sound) - size)
+        extent.read(0, into)
+        with pytest.raises(CorruptError):
+            extent.read(300_000, into)
+        unpacked_some |= frames._memory.take("raw", 300_000)[0] == 0xFF
+        extent.read(0, into)
+        assert bytes(into) == bytes(4)
+    assert unpacked_some
     stored.data = sound
-    extent.read(1000, into)
-    assert bytes(into) == bytes(range(4))
+    extent.read(300_000, into)
+    assert bytes(into) == b"\xff" * 4
 
 
 def bomb(size: int) -> bytes:
@@ -209,8 +218,6 @@ def test_to_read_a_large_blob_takes_two_buffers_whatever_its_size() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 100, 1 << 17, (1 << 17) + 1, 1 << 20, frames.MOST_RAW_BYTES])
 def test_no_frame_is_longer_than_a_reader_allows(size: int) -> None:
-    import random
-
     noise = random.Random(0).randbytes(size)
     out = io.BytesIO()
     with zstandard.ZstdCompressor(level=1).stream_writer(out, size=size, closefd=False) as writer:

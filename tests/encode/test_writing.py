@@ -6,6 +6,7 @@ import mmap
 import random
 import sys
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 
 from milepost.encode import blob
 from milepost.encode.blob import Item, layout, order, write_blob
-from milepost.encode.compress import Compressor
+from milepost.encode.compress import Compressor, buffers
 from milepost.encode.digest import Digest, digest_of, xxh3
 from milepost.encode.frames import read_range
+from milepost.encode.runs import Pool
 from milepost.testing.faults import HANG_S
 from tests.encode.test_blob import Sink
 
@@ -31,9 +33,7 @@ def leaves_of(*sizes: int) -> tuple[list[Item], list[memoryview]]:
     memory = memoryview(mmap.mmap(-1, max(1, sum(sizes))))
     memory[:] = (random.Random(len(memory)).randbytes(len(memory) // 2 + 1) + bytes(len(memory)))[: len(memory)]
     ends = np.cumsum([0, *sizes]).tolist()
-    return [Item(str(n), "uint8", (size,), size) for n, size in enumerate(sizes)], [
-        memory[a:b] for a, b in zip(ends, ends[1:], strict=False)
-    ]
+    return [Item(str(n), "uint8", (size,), size) for n, size in enumerate(sizes)], [memory[a:b] for a, b in pairwise(ends)]
 
 
 def unpacked(data: bytes) -> bytes:
@@ -44,7 +44,7 @@ def unpacked(data: bytes) -> bytes:
 @pytest.mark.parametrize("packer", [None, Compressor(), Compressor(threads=3)])
 @pytest.mark.parametrize("strong", [False, True])
 def test_what_is_written_is_the_same_safetensors_file_packed_or_not(packer: Compressor | None, strong: bool) -> None:
-    items, views = leaves_of(100, 0, 5 * MIB, 17, 9 * MIB + 3, 300_000)
+    items, views = leaves_of(100, 0, 5 * MIB, 17, 33 * MIB + 3, 300_000)
     plan, sink = layout(items, {"run": "r"}), Sink()
     result = write_blob(sink, plan, views, strong=strong, compress=packer)
     raw = unpacked(sink.data) if packer else sink.data
@@ -82,7 +82,7 @@ def test_any_leaves_scattered_or_side_by_side_read_late_or_not_come_back(
     plan, plain, packed = layout(items, {}), Sink(), Sink()
     write_blob(plain, plan, views)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("milepost.encode.compress.MOST_RAW_BYTES", 100)
+        patch.setattr("milepost.encode.compress.FRAME_BYTES", 100)
         result = write_blob(packed, plan, views, compress=Compressor())
     assert unpacked(packed.data) == plain.data
     assert [plain.data[start:stop] for start, stop in plan.offsets] == datas
@@ -114,14 +114,14 @@ def test_leaves_side_by_side_in_memory_are_written_from_there_in_pieces_that_beg
     write_blob(Watching(), plan, views, ["known"] * len(views))
     (first, *rest) = seen
     assert (first[2], len(plan.header) % 4096) == (len(plan.header), 0)
-    assert [(at % 4096, address) for at, address, _ in rest] == [(0, n * 8 * MIB) for n in range(len(rest))]
-    assert len(rest) == 4
+    assert [(at % 4096, address) for at, address, _ in rest] == [(0, n * blob._PIECE_BYTES) for n in range(len(rest))]
+    assert len(rest) == 2
 
 
 def test_the_digest_of_the_next_piece_is_made_while_this_one_is_written_and_the_queue_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    items, views = leaves_of(100 * MIB)
+    items, views = leaves_of(200 * MIB)
     gate, digested = threading.Event(), 0
     update = Digest.update
 
@@ -209,6 +209,16 @@ def test_what_is_read_late_is_read_in_the_order_of_the_file_and_let_go_of() -> N
     assert most <= blob._QUEUED_PIECES + 4
 
 
+@pytest.mark.parametrize("packer", [None, Compressor(), Compressor(threads=3)])
+def test_buffers_are_used_again_once_they_are_written(packer: Compressor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[Pool] = []
+    monkeypatch.setattr(blob, "buffers", lambda: pools.append(buffers()) or pools[-1])
+    views = [memoryview(bytearray(300_000)) for _ in range(400)]
+    items = [Item(str(n), "uint8", (300_000,), 300_000) for n in range(400)]
+    write_blob(Sink(), layout(items, {}), views, compress=packer)
+    assert len(pools[0]) <= (2 * (packer._threads + 2) + 2 if packer else blob._QUEUED_PIECES + 2)
+
+
 def test_a_small_blob_needs_no_thread_and_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread for twenty kilobytes"))
     items, views = leaves_of(*[1000] * 20)
@@ -238,7 +248,7 @@ def test_a_ctrl_c_anywhere_leaves_no_thread_that_writes_to_a_file_which_is_close
                 if seen == at + 1:  # noqa: B023 - this round's
                     sys.settrace(None)
                     raise KeyboardInterrupt
-            return strike  # noqa: B023 - this round's
+            return strike
 
         before = sys.gettrace()
         try:

@@ -42,8 +42,10 @@ class CtrlC:
         file = frame.f_code.co_filename
         if not file.startswith(_HERE) and os.path.basename(file) not in ("contextlib.py", "threading.py", "weakref.py"):
             return None  # of what others do only what holds something of ours
-        if name in ("__del__", "<lambda>") or (file == background.__file__ and name in ("join", "settle", "_launch")):
-            # What is raised in a finalizer is lost; and no signal strikes between the taking of a plain lock and its ``with``.
+        if name in ("__del__", "__call__", "<lambda>", "_close", "release", "_started") or (
+            file == background.__file__ and name in ("join", "settle", "_launch")
+        ):
+            # What is raised in a finalizer is lost; a writer that was started and not noted ends with its socket; and no signal strikes between the taking of a plain lock and its ``with``.
             return None
         if event == "line":
             self.seen += 1

@@ -188,11 +188,8 @@ def test_pieces_lie_in_files_that_say_which_rows_they_hold_and_go_with_the_last_
         assert any(".600-1600." in name for name in names)
 
 
-def failing(store: FaultStore, **how: Any) -> None:
-    store.fail("commit_blob", error=StoreError("could not write", kind="io", retryable=False), **how)
-
-
-def test_after_a_save_that_failed_the_next_has_all_that_was_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operation", "name"), [("commit_blob", "blobs/*"), ("create", "generations/*")])
+def test_after_a_save_that_failed_the_next_has_all_that_was_in_it(tmp_path: Path, operation: str, name: str) -> None:
     store = FaultStore(local(tmp_path))
     with Run(store) as run:
         run.buffer.add(1_000)
@@ -200,7 +197,7 @@ def test_after_a_save_that_failed_the_next_has_all_that_was_in_it(tmp_path: Path
         run.buffer.add(100)
         run.buffer.write(10, 999)
         run.buffer.rows.touch(10, 11)
-        failing(store, times=2)
+        store.fail(operation, name, StoreError("could not write", kind="io", retryable=False, undone=True), times=2)
         with pytest.raises(SaveFailed):
             run.save()
         run.buffer.add(100)
@@ -332,3 +329,73 @@ def test_episodes_are_a_log_too(tmp_path: Path) -> None:
             assert told["staged_bytes"] < 3_000
         loaded: Any = oneshot.load(store)
         assert [item["return"] for item in loaded["replay"]["episodes"].items] == [item["return"] for item in episodes]
+
+
+def test_a_trim_on_a_full_disk_keeps_the_rows_and_what_is_known_of_them(tmp_path: Path) -> None:
+    store = FaultStore(local(tmp_path))
+    with Run(store, keep=Keep(last=3)) as run:
+        for _ in range(3):
+            run.buffer.add(500)
+            run.save()
+        run.buffer.add(20)
+        full = StoreError("no space left on device", kind="disk-full", retryable=False, undone=True)
+        store.fail("write_blob", error=full, times=1)
+        told = run.save()
+        assert told["staged_bytes"] < 20 * ROW + 1000
+        assert run.stored() == run.buffer.window()
+        assert [summary.trim_of for summary in read(store).live.values()].count(3) == 1
+        run.buffer.add(20)
+        assert run.save()["staged_bytes"] < 20 * ROW + 1000
+        assert run.stored() == run.buffer.window()
+
+
+def test_a_signed_run_keeps_its_rows_by_digests_that_nobody_can_forge(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 48)
+    key.chmod(0o600)
+    buffer = Buffer()
+    for step, added in ((1, 400), (2, 30)):
+        state = {"replay": {"buffer": buffer.rows}, "counters": {"step": 0}}
+        with CheckpointEngine(tmp_path / "run", state=state, writer="inline", key_file=key) as engine:
+            engine.resume()
+            buffer.add(added)
+            engine.save(step)
+            engine.wait()
+            base = engine.claim().base
+            assert base is not None
+            assert all(leaf.digest.startswith("sha256:") for part in base.components for leaf in part.leaves)
+    told = published(local(tmp_path / "run"))[-1]
+    assert told["staged_bytes"] < 30 * ROW + 1000
+
+
+def test_a_piece_that_rotted_is_not_merged_into_a_sound_one_but_written_anew(tmp_path: Path) -> None:
+    with Run(tmp_path, keep=Keep(last=1)) as run:
+        for _ in range(7):
+            run.buffer.add(50)
+            run.save()
+        for entry in run.store.list("blobs/"):
+            file = tmp_path / entry.name
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+        run.buffer.add(50)
+        with pytest.raises(SaveFailed) as caught:
+            _ = [run.save() for _ in range(3)]
+        assert caught.value.kind == "blobs-gone"
+        for _ in range(3):
+            run.save()
+        assert run.stored() == run.buffer.window()
+
+
+def test_an_engine_that_does_not_compress_writes_rows_as_they_are(tmp_path: Path) -> None:
+    for compress, ending in (("off", ".safetensors"), ("auto", ".zst")):
+        rows = Rows({"obs": np.zeros((40_000, 100), np.uint8)}, count=40_000)
+        store = local(tmp_path / compress)
+        engine = CheckpointEngine(store, state={"replay": rows}, writer="inline", compress=compress)  # type: ignore[arg-type]
+        with engine:
+            engine.save(1)
+        names = [entry.name for entry in store.list("blobs/")]
+        assert names
+        assert all(name.endswith(ending) for name in names)
+        written = published(store)[-1]["written_bytes"]
+        assert (written > 4_000_000) == (compress == "off")

@@ -338,6 +338,7 @@ def test_an_engine_that_is_dropped_ends_its_writer(root: Path) -> None:
     training.engine.claim()
     training.save(1)
     training.engine.wait()
+    training.engine.adopt()
     pid = writer_of(root)
     del training
     gc.collect()

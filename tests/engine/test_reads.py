@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import tracemalloc
 from collections import Counter
@@ -11,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milepost.encode import frames
 from milepost.encode.digest import digest_of
 from milepost.engine import oneshot, reader, reads
 from milepost.engine.checkpoint_engine import CheckpointEngine
@@ -23,6 +26,7 @@ from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.view import read
 from milepost.records import BlobRecord, LeafRecord
+from milepost.state.rows import Rows
 from milepost.store.base import Store
 from milepost.store.memory import MemoryStore
 from milepost.store.posix import Posix
@@ -252,16 +256,24 @@ def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
     return leaves, lengths
 
 
-def generation(store: Store, leaves: list[tuple[int, int, int]], lengths: list[int]) -> tuple[Any, list[LeafRecord]]:
+def generation(
+    store: Store, leaves: list[tuple[int, int, int]], lengths: list[int], frame_bytes: int = 0
+) -> tuple[Any, list[LeafRecord]]:
+    """Write blobs of random bytes, in compressed frames if they are said to be of some size; return what names their leaves."""
     data = [np.random.default_rng(index).bytes(length) for index, length in enumerate(lengths)]
-    for index, blob in enumerate(data):
-        store.replace(f"blobs/{index}", blob)
     records = [
         LeafRecord(f"leaf{i}", "numpy", "uint8", (size,), blob, start, start + size, digest_of(data[blob][start : start + size]))
         for i, (blob, start, size) in enumerate(leaves)
     ]
-    blobs = tuple(BlobRecord(f"blobs/{index}", len(blob), digest_of(blob)) for index, blob in enumerate(data))
-    return _Blobs(blobs), records
+    blobs = []
+    for index, raw in enumerate(data):
+        pieces = [raw[at : at + frame_bytes] for at in range(0, len(raw), frame_bytes)] if frame_bytes else []
+        packed = [zstandard.ZstdCompressor(level=1).compress(piece) for piece in pieces]
+        stored = b"".join(packed) if frame_bytes else raw
+        store.replace(f"blobs/{index}", stored)
+        frames = tuple((len(piece), len(frame)) for piece, frame in zip(pieces, packed, strict=True))
+        blobs.append(BlobRecord(f"blobs/{index}", len(stored), digest_of(stored), frames))
+    return _Blobs(tuple(blobs), data), records
 
 
 class _Blobs:
@@ -269,8 +281,9 @@ class _Blobs:
 
     number = 7
 
-    def __init__(self, blobs: tuple[BlobRecord, ...]) -> None:
+    def __init__(self, blobs: tuple[BlobRecord, ...], raw: list[bytes]) -> None:
         self.blobs = blobs
+        self.raw = raw
 
 
 @pytest.fixture(scope="module")
@@ -284,12 +297,12 @@ def _small_limits() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_small_limits")
-@given(layouts(), st.integers(1, 3), st.data())
+@given(layouts(), st.integers(1, 3), st.sampled_from([0, 0, 300, 2500]), st.data())
 def test_any_leaves_come_out_right_and_one_wrong_byte_is_told_with_its_leaf(
-    drawn: tuple[list[tuple[int, int, int]], list[int]], threads: int, data: st.DataObject
+    drawn: tuple[list[tuple[int, int, int]], list[int]], threads: int, frame_bytes: int, data: st.DataObject
 ) -> None:
     store = MemoryStore()
-    manifest, records = generation(store, *drawn)
+    manifest, records = generation(store, *drawn, frame_bytes)
     into = [bytearray(record.size_bytes) for record in records]
     unread = data.draw(st.sets(st.integers(0, len(records) - 1)), "only verified")
 
@@ -302,37 +315,97 @@ def test_any_leaves_come_out_right_and_one_wrong_byte_is_told_with_its_leaf(
             queue.settle()
 
     load()
-    blobs = [store.read(f"blobs/{index}") for index in range(3)]
     for index, record in enumerate(records):
-        expected = bytes(record.size_bytes) if index in unread else blobs[record.blob][record.start : record.stop]
+        expected = bytes(record.size_bytes) if index in unread else manifest.raw[record.blob][record.start : record.stop]
         assert into[index] == expected
         into[index] += b"!"  # nobody holds on to the memory
         del into[index][-1:]
-    spoilt = data.draw(st.integers(0, 2))
-    if not blobs[spoilt]:
+    long = [record for record in records if record.size_bytes]
+    if not long:
         return
-    at = data.draw(st.integers(0, len(blobs[spoilt]) - 1), "the spoilt byte")
-    store.replace(f"blobs/{spoilt}", blobs[spoilt][:at] + bytes([blobs[spoilt][at] ^ 1]) + blobs[spoilt][at + 1 :])
-    hit = {record.path for record in records if record.blob == spoilt and record.start <= at < record.stop}
-    if not hit:
-        load()
-        return
+    chosen = data.draw(st.sampled_from(long), "the spoilt leaf")
+    at = data.draw(st.integers(chosen.start, chosen.stop - 1), "the spoilt byte")
+    first, last = (at, at + 1) if not frame_bytes else (at - at % frame_bytes, at - at % frame_bytes + frame_bytes)
+    hit = {r.path for r in records if r.blob == chosen.blob and r.start < last and r.stop > first and r.size_bytes}
+    spoil(store, manifest.blobs[chosen.blob], at // frame_bytes if frame_bytes else None, at)
     with pytest.raises(CorruptError) as caught:
         load()
     assert caught.value.facts["leaf"] in hit
-    assert (caught.value.kind, caught.value.facts["blob"]) == ("damaged-leaf", f"blobs/{spoilt}")
+    assert (caught.value.kind, caught.value.facts["blob"]) == ("damaged-leaf", f"blobs/{chosen.blob}")
+
+
+def spoil(store: Store, blob: BlobRecord, frame: int | None, at: int) -> None:
+    """Turn a bit of one byte, or the first one of a frame, so that it is none any more."""
+    stored = bytearray(store.read(blob.name))
+    stored[at if frame is None else sum(size for _, size in blob.frames[:frame])] ^= 1
+    store.replace(blob.name, bytes(stored))
+
+
+@pytest.mark.usefixtures("_small_limits")
+@pytest.mark.parametrize("size", [60, 701])
+def test_no_frame_is_unpacked_more_often_than_leaves_end_in_it(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    store, unpacked = MemoryStore(), []
+    manifest, records = generation(store, [(0, 7 + size * i, size) for i in range(40)], [7 + 40 * size, 0, 0], 1500)
+    unpack = frames.unpack
+    monkeypatch.setattr(frames, "unpack", lambda *given: [unpacked.append(1), unpack(*given)])
+    into = [bytearray(size) for _ in records]
+    with Reads(store, manifest, threads=1) as queue:
+        for record, memory in zip(records, into, strict=True):
+            queue.ask("policy", record, memoryview(memory))
+        queue.settle()
+    assert b"".join(into) == manifest.raw[0][7:]
+    assert len(unpacked) <= 2 * len(manifest.blobs[0].frames)
+
+
+class Backwards:
+    """Ask for leaves in the opposite order, all those that may be under way at once."""
+
+    def __init__(self, source: reader.Source) -> None:
+        self._source = source
+        self._asked: list[tuple[int, memoryview]] = []
+
+    def read_into(self, index: int, into: memoryview) -> None:
+        self._asked.append((index, into))
+
+    def settle(self) -> None:
+        for index, into in reversed(self._asked):
+            self._source.read_into(index, into)
+        self._asked.clear()
+        self._source.settle()
 
 
 @in_place
-def test_two_saved_arrays_over_one_live_memory_end_as_the_later_one(tmp_path: Path) -> None:
-    with start(tmp_path, {"policy": {"a": np.full(9000, 1), "b": np.full(9000, 2), "c": np.full(9000, 3)}}) as engine:
+def test_two_saved_arrays_over_one_live_memory_end_as_the_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "_cores", lambda: 1)
+    direct = reader.Source
+    monkeypatch.setattr(reader, "Source", lambda *given: Backwards(direct(*given)))
+    with start(tmp_path, {"policy": {"a": np.full(900, 1), "b": np.full(900, 2), "c": np.full(900, 3)}}) as engine:
         engine.save(1)
-    for _ in range(20):
-        one = np.zeros(9000, np.int64)
-        live = {"policy": {"a": one, "b": one, "c": np.zeros(9000, np.int64)}}
-        with start(tmp_path, live) as engine:
-            engine.resume()
-        assert set(one.tolist()) == {2}
+    one = np.zeros(900, np.int64)
+    with start(tmp_path, {"policy": {"a": one, "b": one, "c": np.zeros(900, np.int64)}}) as engine:
+        engine.resume()
+    assert set(one.tolist()) == {2}
+
+
+@in_place
+def test_rows_of_a_ring_come_back_into_its_own_arrays_by_several_threads(tmp_path: Path) -> None:
+    def ring(count: int) -> dict[str, Any]:
+        rows = np.arange(max(0, count - 1000), count)
+        arrays = {"obs": np.zeros((1000, 9), np.int32), "done": np.zeros(1000, np.bool_)}
+        arrays["obs"][rows % 1000], arrays["done"][rows % 1000] = rows[:, None] * 9 + np.arange(9), rows % 3 == 0
+        return {"replay": Rows(arrays, count=count), "policy": np.full(10, count), "counters": {"step": count}}
+
+    with start(tmp_path, ring(2345)) as engine:
+        engine.save(1)
+    live = ring(17)
+    arrays = dict(live["replay"].arrays)
+    with start(tmp_path, live) as engine:
+        assert engine.resume() is not None
+    saved = ring(2345)["replay"]
+    assert live["replay"].count == 2345
+    for name, array in live["replay"].arrays.items():
+        assert array is arrays[name]
+        assert array.tobytes() == saved.arrays[name].tobytes()
 
 
 # --- what goes wrong on the way -----------------------------------------------------------------------------------------
@@ -364,6 +437,60 @@ def test_an_interrupt_waits_for_the_reads_under_way_and_leaves_no_thread(tmp_pat
         assert caught.value.kind in ("half-loaded", "not-resumed")
         assert engine.resume() is not None
         engine.save(2)
+    assert bits(state["policy"]) == bits(state_of(1)["policy"])
+
+
+@pytest.mark.parametrize("at", range(110))
+def test_one_ctrl_c_before_any_line_leaves_no_thread_and_nothing_is_written_later(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "SMALL_BYTES", 10)
+    monkeypatch.setattr(reads, "_WORTH_A_THREAD_BYTES", 100)
+    store, seen = MemoryStore(), 0
+    manifest, records = generation(store, [(0, 100 * i, 100) for i in range(6)], [600, 0, 0])
+    into = [bytearray(100) for _ in records]
+
+    def strike(frame: Any, event: str, _: object) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename != reads.__file__:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == at + 1:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return strike
+
+    before = sys.gettrace()
+    try:
+        queue = Reads(store, manifest, threads=2)
+        with queue, queue:
+            sys.settrace(strike)
+            for record, memory in zip(records, into, strict=True):
+                queue.ask("policy", record, memoryview(memory))
+            queue.settle()
+            queue.__exit__()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    assert not readers(), at
+    for memory in into:
+        assert bytes(memory) in (bytes(100), *(store.read(f"blobs/{0}", r.start, r.stop) for r in records))
+
+
+@in_place
+def test_where_no_thread_can_be_started_the_caller_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    store, state = Noted(local(tmp_path)), state_of(0)
+    with start(store, state) as engine:
+        assert engine.resume() is not None
+    assert store.threads == {threading.current_thread().name}
     assert bits(state["policy"]) == bits(state_of(1)["policy"])
 
 
@@ -474,6 +601,24 @@ def test_a_large_replay_that_is_rotten_everywhere_stops_one_start_and_the_next_g
         assert bits(state["policy"]) == bits(state_of(1)["policy"])
         engine.save(2)
     assert oneshot.verify(tmp_path).resume_from == 2
+
+
+def test_what_a_run_can_do_without_is_the_first_to_be_read_before_anything_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: dict[str, Any] = {"policy": np.ones(1000), "counters": {"step": 1}, "replay": {"obs": np.ones(4000)}}
+    with start(tmp_path, state) as engine:
+        engine.save(1)
+    name, leaf = leaf_of(tmp_path, 1, "replay")
+    flip(tmp_path / name, leaf.stop - 1)
+    monkeypatch.setattr(reader, "HELD_BYTES", leaf.size_bytes)  # for the larger one, or for the others
+    state["policy"][:], state["replay"]["obs"][:] = 0, 7
+    with start(tmp_path, state) as engine:
+        restored = engine.resume()
+        assert restored is not None
+        assert restored.components == ("policy", "counters")
+    assert set(state["policy"].tolist()) == {1.0}
+    assert set(state["replay"]["obs"].tolist()) == {7.0}
 
 
 @in_place

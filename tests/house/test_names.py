@@ -11,7 +11,18 @@ import pytest
 
 import milepost
 
-HEAVY = ("torch", "numpy", "gymnasium", "stable_baselines3", "click", "msgspec", "xxhash", "safetensors", "matplotlib")
+HEAVY = (
+    "torch",
+    "numpy",
+    "gymnasium",
+    "stable_baselines3",
+    "click",
+    "msgspec",
+    "xxhash",
+    "zstandard",
+    "safetensors",
+    "matplotlib",
+)
 
 
 def names_for_the_type_checker() -> set[str]:
@@ -51,6 +62,10 @@ def test_the_errors_in_the_tree_are_all_public() -> None:
 
 def test_importing_milepost_imports_nothing_heavy() -> None:
     assert modules_after("import milepost").isdisjoint(HEAVY)
+
+
+def test_looking_at_a_run_imports_no_more_than_it_needs() -> None:
+    assert modules_after("import milepost.cli.main", "import milepost.cli.look").isdisjoint({"numpy", "zstandard", "torch"})
 
 
 def test_the_version_is_the_one_that_was_installed() -> None:

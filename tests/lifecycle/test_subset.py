@@ -12,7 +12,7 @@ from milepost.lifecycle.amounts import bytes_of, seconds_of
 from milepost.lifecycle.subset import parse
 from milepost.records import BlobRecord
 
-blobs = st.dictionaries(st.integers(0, 999_999), st.integers(0, 1 << 40), max_size=30).map(
+blobs = st.dictionaries(st.integers(0, 999_999), st.integers(1, 1 << 40), max_size=30).map(
     lambda sizes: [BlobRecord(f"blobs/{number:06d}-t1-0.safetensors", size, "") for number, size in sizes.items()]
 )
 

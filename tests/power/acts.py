@@ -148,7 +148,7 @@ def full_disk(run: Run) -> None:
     with Training(run.store(), keep=Keep(last=3)) as training:
         training.engine.resume()
         run.save(training, 4)
-        disk.root, disk.capacity_bytes = run.root, sum(p.stat().st_size for p in run.root.rglob("*") if p.is_file()) + 1000
+        disk.root, disk.capacity_bytes = run.root, sum(p.stat().st_size for p in run.root.rglob("*") if p.is_file()) + 4000
         run.save(training, 5)
     # 5 was the trim: generation 4 again, without 2.
     assert sorted(path.stem for path in (run.root / "generations").iterdir()) == ["000003", "000005", "000006"]

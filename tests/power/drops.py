@@ -15,7 +15,7 @@ SITES = [
     ("sync_directory", "_write_whole"),
     ("fsync", "commit"),
     ("sync_directory", "commit"),
-    ("sync_directory", "_keep_directory"),
+    ("sync_directory", "keep"),
     ("sync_directory", "sync"),
 ]
 """Every place of the local store that syncs: the call, and the function which makes it."""

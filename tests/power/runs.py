@@ -13,6 +13,7 @@ from unittest import mock
 from milepost.engine import provenance, relief
 from milepost.store.posix import Posix
 from milepost.testing.power import Cut, Note, Recorder, Tally, checked, chosen, cuts, record, replay
+from tests.engine.training import with_logs
 from tests.power.acts import AT_RANDOM, CASES, Case, Run, at_random
 from tests.power.promises import acknowledged_by, check
 
@@ -40,11 +41,15 @@ def check_of(case: Case) -> Callable[[Cut, Path], None]:
 
 @contextmanager
 def small() -> Iterator[None]:
-    """Spare each claim two child processes and the same look at what is installed, and each cut much that is all zeros."""
+    """Spare each claim two child processes and the same look at what is installed, and each cut much that is all zeros.
+
+    The states are small, too, but nothing is missing in them: they have logs in many pieces.
+    """
     with ExitStack() as stack:
+        stack.enter_context(with_logs())
         stack.enter_context(mock.patch.object(provenance, "git_commit", return_value=""))
         stack.enter_context(mock.patch.object(provenance, "versions", cache(provenance.versions)))
-        stack.enter_context(mock.patch.object(relief, "BALLAST_BYTES", 8192))
+        stack.enter_context(mock.patch.object(relief, "BALLAST_BYTES", 16384))
         yield
 
 

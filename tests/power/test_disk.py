@@ -99,6 +99,18 @@ def test_bytes_are_lost_from_any_write_on_or_torn_or_zero_or_with_a_hole(left: C
     assert found == {state(a=data) for data in expected}
 
 
+def test_what_is_preallocated_reads_as_zeros_until_it_is_written_and_synced(left: Callable[..., States]) -> None:
+    def act(hand: Hand) -> None:
+        descriptor = hand.posix.open_lock(hand.path("a"))
+        hand.posix.preallocate(descriptor, 1200)
+        hand.posix.write_at(descriptor, b"1" * 600, 0)
+        hand.posix.close(descriptor)
+
+    whole = b"1" * 600 + bytes(600)
+    expected = [b"", bytes(1200), whole, whole[:300] + bytes(900), bytes(512) + whole[512:]]
+    assert left(last(act, lambda hand: hand.sync())) == {state(a=data) for data in expected}
+
+
 def test_bytes_that_were_synced_before_stay_under_those_that_were_not(left: Callable[..., States]) -> None:
     def act(hand: Hand) -> None:
         hand.make("a", b"old", sync=True)
@@ -261,7 +273,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("rename"), st.sampled_from(["d", "d/e", "f"]), st.sampled_from(["d", "d/e", "f", "g"])),
         st.tuples(st.just("unlink"), NAMES),
         st.tuples(st.sampled_from(["mkdir", "rmdir"]), st.sampled_from(["d", "d/e", "f", "g"])),
-        st.tuples(st.just("truncate"), NAMES, st.integers(0, 300)),
+        st.tuples(st.sampled_from(["truncate", "preallocate"]), NAMES, st.integers(1, 300)),
         st.tuples(st.just("sync"), st.sampled_from(["", "d", "d/e", "f", "g"])),
     ),
     max_size=25,
@@ -273,9 +285,9 @@ def do(hand: Hand, operation: tuple[Any, ...]) -> None:
     with suppress(OSError):
         if name == "make":
             hand.make(path, rest[0], sync=rest[1])
-        elif name == "truncate":
+        elif name in ("truncate", "preallocate"):
             descriptor = hand.posix.open_lock(hand.path(path))
-            hand.posix.truncate(descriptor, rest[0])
+            getattr(hand.posix, name)(descriptor, rest[0])
             hand.posix.close(descriptor)
         elif name == "link":
             hand.posix.link(hand.path(path), hand.path(rest[0]))

@@ -25,7 +25,7 @@ LOCAL_STORE = {
     ("sync_directory", "_write_whole"): ("first claim and saves", "-> run/terms/0001.from.json"),
     ("fsync", "commit"): ("first claim and saves", "-> run/generations/"),
     ("sync_directory", "commit"): ("first claim and saves", "-> run/generations/"),
-    ("sync_directory", "_keep_directory"): ("first claim and saves", "note acknowledged"),
+    ("sync_directory", "keep"): ("first claim and saves", "note acknowledged"),
     ("sync_directory", "sync"): ("pin and unpin", "note unpinned"),
 }
 """Each place that syncs, by the call and its function: the case that shows it, and after which record the power is cut."""
@@ -74,7 +74,7 @@ def callers_of(files: Iterator[Path], *methods: str) -> set[tuple[str, str]]:
 
 
 def test_every_place_that_syncs_is_on_these_lists() -> None:
-    files = (SOURCES / "store" / name for name in ("local.py", "blob_file.py"))
+    files = (SOURCES / "store" / name for name in ("local.py", "blob_file.py", "blob_bytes.py", "directories.py"))
     assert callers_of(files, "fsync", "sync_directory") == LOCAL_STORE.keys() == set(SITES)
     files = (path for where in ("publish", "engine") for path in (SOURCES / where).glob("*.py") if path.name != "signed.py")
     asking = {name for _, name in callers_of(files, "sync")}

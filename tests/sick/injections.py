@@ -173,7 +173,7 @@ def trim(attack: Attack) -> None:
     posix = attack.posix
 
     def fill() -> None:
-        posix.capacity_bytes = posix.used_bytes() + 1000
+        posix.capacity_bytes = posix.used_bytes() + 4000
 
     attack.train(4, 5, 6, keep=Keep(last=3), before=fill)
 

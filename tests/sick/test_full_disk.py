@@ -155,12 +155,12 @@ def test_the_error_says_how_much_is_needed_what_each_would_free_and_why_it_stays
         disk.capacity_bytes = disk.used_bytes + SLACK
         told = told_by(loop, 5)
     # Only what changed is written: the constant part lies in generation 1's blob, and every other one stands on it.
-    assert CHANGING < told["needed_bytes"] < CHANGING + 5_000
+    assert CHANGING + 4096 < told["needed_bytes"] < CHANGING + 9_000
     assert 0 <= told["free_bytes"] < told["needed_bytes"]
     frees = told["retiring_frees_bytes"]
     assert set(frees) == {1, 2, 3, 4}
     assert frees[1] == 0, "its only blob holds the constant part, too"
-    assert all(CHANGING < frees[number] < CHANGING + 1_000 for number in (2, 3, 4))
+    assert all(CHANGING < frees[number] < CHANGING + 5_000 for number in (2, 3, 4))
     assert "pinned: milepost unpin" in told["staying"][1]
     assert told["staying"][2] == "among the best by return"
     assert told["staying"][4] == "the newest"
@@ -175,8 +175,9 @@ def test_history_is_not_given_away_where_all_of_it_would_not_be_enough() -> None
         for value in (1, 2, 3):
             loop.save(value)
         disk.capacity_bytes = disk.used_bytes + SLACK
-        loop.state["policy"]["w"] = np.ones(1_000_000)
-        loop.engine.state["policy"] = {"w": np.ones(1_000_000)}  # type: ignore[index]
+        noise = np.random.default_rng(1).random(1_000_000)  # what shrinks would fit
+        loop.state["policy"]["w"] = noise
+        loop.engine.state["policy"] = {"w": noise}  # type: ignore[index]
         told = told_by_growing(loop)
         assert "would not make room enough" in told["message"]
         assert told["retiring_all_that_may_go_frees_bytes"] < told["needed_bytes"]
@@ -240,7 +241,7 @@ def test_a_save_for_whose_manifest_alone_there_is_no_room_leaves_no_blob_and_its
     loop = Loop(store, Keep(last=1))
     with loop.engine:
         newest = loop.save(1)
-        for value, spare in enumerate(range(0, CHANGING + 4_000, 400), 2):
+        for value, spare in enumerate(range(0, CHANGING + 8_000, 400), 2):
             disk.capacity_bytes = disk.used_bytes + spare
             tried = store.names_asked("create").count(layout.manifest(newest + 1))
             try:

@@ -13,6 +13,8 @@ import pytest
 
 from tests.sick.injections import ACTS, CASES, FAULTS, Bench, faults, run_case
 
+pytestmark = pytest.mark.usefixtures("_logs")
+
 PER_PAIR = int(os.environ.get("MILEPOST_SICK_CASES", "2"))
 
 

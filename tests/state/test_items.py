@@ -1,7 +1,8 @@
-"""A queue of items is saved as what was appended; its index leaves are trusted in nothing."""
+"""B4, B8: a queue of items is saved as what was appended; its index leaves are trusted in nothing."""
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -220,3 +221,13 @@ def test_a_long_queue_is_read_from_its_nearer_end() -> None:
     assert items.between(3, 7) == [3, 4, 5, 6]
     assert items.between(0, 1000) == list(range(1000))
     assert Items(list(range(10)), count=15).between(12, 15) == [7, 8, 9]
+
+
+def test_a_copy_of_a_queue_has_items_and_notes_of_its_own() -> None:
+    items, saves = queue(7, maxlen=3), Saves()
+    saves.save(items)
+    other = copy.deepcopy(items)
+    assert (other.window, numbers(other), other.log.known) == ((4, 7), [4, 5, 6], None)
+    assert other.items[0] is not items.items[0]
+    other.append(episode(7))
+    assert not saves.stage(other)[0].logs[0].doubt

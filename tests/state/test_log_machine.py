@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.saves = Saves(limits=TINY)
+        self.saves = Saves()
         self.salt = 0
         self.pending: tuple[tuple[Flat, Generation], Any] | None = None
         self.published: list[tuple[Generation, Any]] = []
@@ -149,13 +149,14 @@ class RingMachine(Machine):
     """A ring with arrays of every kind: plain, strided, a tensor, one with two names, one of no bytes."""
 
     @initialize(
+        merges=st.booleans(),
         checks=st.booleans(),
         capacity=st.integers(1, 13),
         piece_bytes=st.sampled_from([1, 20, 60, 1000]),
         gap=st.sampled_from([0, 30]),
     )
-    def begin(self, checks: bool, capacity: int, piece_bytes: int, gap: int) -> None:
-        self.saves.checks = checks
+    def begin(self, merges: bool, checks: bool, capacity: int, piece_bytes: int, gap: int) -> None:
+        self.saves.checks, self.saves.limits = checks, TINY if merges else None
         self.capacity = capacity
         self.live = self.fresh()
         self.live.log.piece_bytes = piece_bytes
@@ -202,13 +203,14 @@ class QueueMachine(Machine):
     """A queue of trees."""
 
     @initialize(
+        merges=st.booleans(),
         checks=st.booleans(),
         most=st.none() | st.integers(1, 9),
         piece_bytes=st.sampled_from([1, 100, 10_000]),
         as_list=st.booleans(),
     )
-    def begin(self, checks: bool, most: int | None, piece_bytes: int, as_list: bool) -> None:
-        self.saves.checks = checks
+    def begin(self, merges: bool, checks: bool, most: int | None, piece_bytes: int, as_list: bool) -> None:
+        self.saves.checks, self.saves.limits = checks, TINY if merges else None
         self.most, self.as_list = most, as_list
         self.live = self.fresh()
         self.live.log.piece_bytes = piece_bytes
@@ -250,6 +252,6 @@ class QueueMachine(Machine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRing.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueue.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)

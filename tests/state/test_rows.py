@@ -1,7 +1,8 @@
-"""A ring of rows is saved as what was added or touched since the last commit, and nothing that was changed is forgotten."""
+"""B4, B9: a ring of rows is saved as what was added or touched since the last commit; nothing that was changed is forgotten."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -58,6 +59,9 @@ def test_a_touched_row_is_written_anew_and_lies_over_the_piece_that_had_it() -> 
     assert saves.base is not None
     assert saves.base.tree[3] == [[0, 900], [7, 8]]
     assert saves.staged_bytes == 901 * rows.row_bytes
+    live = ring(1000)
+    restore(live, saves.base.tree, saves.base.records, saves.base, "replay")
+    assert live.arrays["reward"].tolist() == rows.arrays["reward"].tolist()
 
 
 def test_a_failed_save_forgets_nothing_and_a_commit_only_what_it_has_seen() -> None:
@@ -375,3 +379,38 @@ def test_a_ring_built_anew_is_zero_where_nothing_was_written() -> None:
     assert built.arrays["a"].tolist() == [1, 1, 0, 0, 0]
     assert built.arrays["t"].tolist() == [[1, 1], [1, 1], [0, 0], [0, 0], [0, 0]]
     assert built.arrays["t"].data_ptr() % 64 == 0
+
+
+def test_a_load_forgets_what_was_touched_before_it() -> None:
+    rows, saves = ring(), Saves()
+    write(rows, 6)
+    first = saves.save(rows)
+    rows.arrays["reward"][1] = -1
+    rows.touch(1, 2)
+    restore(rows, first.tree, first.records, first, "replay")
+    staged = saves.staged_bytes
+    saves.save(rows)
+    assert saves.staged_bytes == staged
+
+
+def test_a_reset_starts_another_content_under_the_same_numbers() -> None:
+    rows, saves = ring(), Saves()
+    saves.checks = False
+    write(rows, 6)
+    saves.save(rows)
+    rows.reset()
+    write(rows, 6, salt=1)
+    generation = saves.save(rows)
+    built: Any = inflate(generation.tree, generation.records, generation)
+    assert built.arrays["reward"].tolist() == rows.arrays["reward"].tolist()
+
+
+def test_a_copy_of_a_ring_has_arrays_and_notes_of_its_own() -> None:
+    rows, saves = ring(), Saves()
+    write(rows, 6)
+    saves.save(rows)
+    copied = copy.deepcopy({"rows": rows, "reward": rows.arrays["reward"]})
+    other: Any = copied["rows"]
+    assert other.arrays["reward"] is copied["reward"]
+    assert other.arrays["reward"] is not rows.arrays["reward"]
+    assert (other.count, other.log.known) == (6, None)

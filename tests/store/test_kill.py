@@ -10,7 +10,7 @@ import pytest
 
 from milepost.clock import SystemClock
 from milepost.errors import NotFoundError
-from milepost.store.base import Store
+from milepost.store.base import LARGE_BYTES, Store
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 from milepost.testing.faults import run_and_kill
@@ -40,11 +40,19 @@ def write_blob(store: Store) -> None:
         blob.commit()
 
 
+def write_large_blob(store: Store) -> None:
+    with store.open_blob("blobs/1", size_bytes=2 * LARGE_BYTES) as blob:
+        blob.write(NEW)
+        blob.write(bytes(LARGE_BYTES) + NEW)
+        blob.commit()
+
+
 CASES: dict[str, tuple[Callable[[Store], object], str, bytes | None]] = {
     "create": (lambda store: store.create("generations/1", NEW, label="t7"), "generations/1", None),
     "replace": (lambda store: store.replace("LATEST", NEW, label="t7"), "LATEST", OLD),
     "replace_if": (lambda store: store.replace_if("LATEST", OLD, NEW, label="t7"), "LATEST", OLD),
     "blob": (write_blob, "blobs/1", None),
+    "large blob": (write_large_blob, "blobs/1", None),
 }
 
 
@@ -60,6 +68,9 @@ def test_a_kill_anywhere_leaves_old_bytes_or_new_ones_and_only_marked_litter(
             local(root).create(name, old)
         killed = run_and_kill(lambda posix, root=root: action(local(root, posix)), number)  # type: ignore[misc]
         found = read(local(root), name)
+        if case == CASES["large blob"] and found is not None:
+            assert found == NEW + bytes(LARGE_BYTES) + NEW
+            found = NEW
         assert found in (old, NEW)
         assert len(litter(local(root))) <= 1
         assert all(left.startswith("blobs/") for left in litter(local(root)))

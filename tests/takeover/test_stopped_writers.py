@@ -51,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     without_git(monkeypatch)
-    monkeypatch.setattr(relief, "BALLAST_BYTES", 8192)
+    monkeypatch.setattr(relief, "BALLAST_BYTES", 16384)
     with memory_place(tmp_path) as made:
         yield made
 

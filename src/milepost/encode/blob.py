@@ -24,7 +24,8 @@ from milepost.errors import InternalError
 
 PAGE_BYTES = 4096
 """What the data of a blob is aligned to, and the least that its header takes."""
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 16 << 20
+"""How much is digested, and handed on to be written, at once. At each piece both threads ask training for the interpreter."""
 _SMALL_BYTES = 1 << 20
 _GATHER_BYTES = 4 << 20
 _QUEUED_PIECES = 2
@@ -135,15 +136,18 @@ def write_blob(
     digests already computed (None where not). Digests are XXH3-128, or SHA-256 if ``strong``. With ``compress`` the sink
     gets a row of zstd frames, of which `milepost.encode.frames` reads any part.
     """
-    leaves = _Leaves(plan, views, known, strong)
+    leaves = _Leaves(plan, views, known, strong, cut=compress is None)
     whole = Digest(strong=strong)
-    pool = buffers()
+    pool = buffers() if compress else Pool(min(plan.size_bytes, _GATHER_BYTES))
     frames: list[tuple[int, int]] = []
     size_bytes = 0
     # A small blob is one piece: there is nothing that its writing could overlap with.
     threads = 0 if plan.size_bytes <= _PIECE_BYTES else 1
+    # Entered twice: see there.
+    io = Crew(_writing(sink), threads=threads, ahead=1 if compress else _QUEUED_PIECES, name="milepost-io")
     with (
-        Crew(_writing(sink), threads=threads, ahead=1 if compress else _QUEUED_PIECES, name="milepost-io") as io,
+        io,
+        io,
         compress.packing(pool, frames) if compress else nullcontext(partial(_pieces, pool)) as cut,
     ):
         for piece in io.map(_digested(whole, cut(plan.header, iter(leaves)))):
@@ -169,8 +173,10 @@ def _digested(whole: Digest, pieces: Iterable[memoryview]) -> Iterator[memoryvie
 class _Leaves:
     """Hand out the leaves' bytes in the order of the file, each looked at and digested when its turn comes."""
 
-    def __init__(self, plan: BlobLayout, views: Sequence[View], known: Sequence[str | None], strong: bool) -> None:
+    def __init__(self, plan: BlobLayout, views: Sequence[View], known: Sequence[str | None], strong: bool, *, cut: bool) -> None:
+        """With ``cut`` a large leaf is handed out in parts, so that the first is written while the next is digested."""
         self._plan = plan
+        self._cut = cut
         self._views = views
         self._strong = strong
         self.digests: list[str | None] = list(known) if known else [None] * len(views)
@@ -184,10 +190,22 @@ class _Leaves:
                 raise InternalError(
                     "a leaf has another size than its layout", kind="leaf-size", leaf=index, size_bytes=data.nbytes
                 )
+            data = data if data.format == "B" and data.ndim == 1 else data.cast("B")
             if self.digests[index] is None:
+                if self._cut and len(data) > _PIECE_BYTES:
+                    yield from self._in_parts(index, data)
+                    continue
                 self.digests[index] = digest_of(data, strong=self._strong)
-            if data.nbytes:
-                yield data if data.format == "B" and data.ndim == 1 else data.cast("B")
+            if len(data):
+                yield data
+
+    def _in_parts(self, index: int, data: memoryview) -> Iterator[memoryview]:
+        digest = Digest(strong=self._strong)
+        for start in range(0, len(data), _PIECE_BYTES):
+            part = data[start : start + _PIECE_BYTES]
+            digest.update(part)
+            yield part
+        self.digests[index] = digest.hex()
 
 
 def _pieces(pool: Pool, header: bytes, leaves: Iterator[memoryview]) -> Iterator[memoryview]:

@@ -17,7 +17,7 @@ from milepost.encode.digest import Buffer
 from milepost.encode.frames import MOST_RAW_BYTES, most_stored
 from milepost.encode.runs import Pool, runs
 from milepost.errors import InternalError
-from milepost.records import LeafSpec, log_of
+from milepost.records import LeafSpec, is_piece, log_of
 
 if TYPE_CHECKING:
     import zstandard
@@ -28,11 +28,15 @@ RATIO = 1.25
 """How much a sample must shrink. A disk here takes 1 to 2 GB/s, and zstd packs what hardly shrinks at about 1: below a fifth less
 to write the time spent is not won back, neither now nor at each resume."""
 FLOAT_RATIO = 2.0
-"""The same for floats. Weights of bfloat16 shrink by a quarter, and are left alone: they are packed slowest, and change each time.
-Zeros, masks and pictures kept as floats shrink far more."""
+"""The same for floats. Weights of bfloat16 shrink by a quarter, and are left alone: that is the slowest to pack, and new at each
+save. Zeros, masks and pictures kept as floats shrink far more."""
 LEAST_LEAF_BYTES = 4096
 LEAST_BLOB_BYTES = 1 << 20
 """What shrinks goes to a file of its own, and to make a file durable takes as long as to write about this much."""
+TRIFLE = 8
+"""What is less than one part in so many of a log goes with the rest of it: rewards with pictures, flags with observations."""
+FRAME_BYTES = MOST_RAW_BYTES
+"""How much is packed at once."""
 LOOK_AGAIN = 16
 """For how many saves a decision stands."""
 _SAMPLE_BYTES = 16 << 10
@@ -84,6 +88,10 @@ class Decisions:
             self._known.clear()
         self._saves += 1
 
+    def shrink(self, leaf: NewLeaf) -> bool:
+        """Return whether the leaf was found to be worth it last."""
+        return self._known.get((leaf.component, log_of(leaf.path), leaf.spec.dtype), False)
+
     def worth(self, leaf: NewLeaf, data: Buffer | Callable[[], Buffer]) -> bool:
         """Return whether the leaf is to be compressed. What would have to be read first is judged by what it is."""
         if leaf.size_bytes < LEAST_LEAF_BYTES:
@@ -102,13 +110,34 @@ class Decisions:
 def split(
     leaves: Sequence[NewLeaf], data: Sequence[Buffer | Callable[[], Buffer]], decisions: Decisions
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (plain, compressed): the indices of the leaves of one save by how they are to be stored, each in rising order."""
+    """Return (plain, compressed): the indices of the leaves of one save by how they are to be stored, each in rising order.
+
+    Pieces of logs are in files of their own anyway, best in one for each log. What else shrinks must be worth a file together.
+    """
     decisions.next_save()
-    packed = [index for index, leaf in enumerate(leaves) if decisions.worth(leaf, data[index])]
-    if sum(leaves[index].size_bytes for index in packed) < LEAST_BLOB_BYTES:
-        return tuple(range(len(leaves))), ()
-    chosen = frozenset(packed)
-    return tuple(index for index in range(len(leaves)) if index not in chosen), tuple(packed)
+    worth_it = [decisions.worth(leaf, data[index]) for index, leaf in enumerate(leaves)]
+    logs: dict[tuple[str, str], list[int]] = {}
+    others: list[int] = []
+    for index, leaf in enumerate(leaves):
+        log = (leaf.component, log_of(leaf.path).rpartition(".")[0])
+        (logs.setdefault(log, []) if is_piece(leaf.path) else others).append(index)
+    if sum(leaves[index].size_bytes for index in others if worth_it[index]) < LEAST_BLOB_BYTES:
+        _decide(worth_it, others, False)
+    for pieces in logs.values():
+        whole = sum(leaves[index].size_bytes for index in pieces)
+        shrinks = sum(leaves[index].size_bytes for index in pieces if worth_it[index])
+        if whole >= TRIFLE * min(shrinks, whole - shrinks):
+            _decide(worth_it, pieces, 2 * shrinks > whole)
+    return _where(worth_it, False), _where(worth_it, True)
+
+
+def _decide(worth_it: list[bool], indices: Sequence[int], decision: bool) -> None:
+    for index in indices:
+        worth_it[index] = decision
+
+
+def _where(worth_it: Sequence[bool], wanted: bool) -> tuple[int, ...]:
+    return tuple(index for index, worth in enumerate(worth_it) if worth is wanted)
 
 
 class Compressor:
@@ -131,7 +160,8 @@ class Compressor:
             pool.give(raw)
             return len(raw), stored
 
-        with Crew(pack, threads=self._threads, ahead=self._threads, name="milepost-pack", nice=_NICE) as crew:
+        crew = Crew(pack, threads=self._threads, ahead=self._threads, name="milepost-pack", nice=_NICE)
+        with crew, crew:
 
             def cut(header: bytes, leaves: Iterator[memoryview]) -> Iterator[memoryview]:
                 for raw_bytes, stored in crew.map(_frames(header, leaves, pool)):
@@ -150,17 +180,17 @@ class Compressor:
 
 def _frames(header: bytes, leaves: Iterator[memoryview], pool: Pool) -> Iterator[memoryview]:
     """Yield the raw bytes of each frame. A large leaf begins one of its own: it is unpacked in place, and damaged alone."""
-    for start in range(0, len(header), MOST_RAW_BYTES):
-        yield memoryview(header)[start : start + MOST_RAW_BYTES]
+    for start in range(0, len(header), FRAME_BYTES):
+        yield memoryview(header)[start : start + FRAME_BYTES]
     parts: list[memoryview] = []
     size = 0
     for leaf in leaves:
-        if size and size + len(leaf) > MOST_RAW_BYTES:
+        if size and size + len(leaf) > FRAME_BYTES:
             yield _one(parts, pool)
             parts, size = [], 0
-        whole = len(leaf) - len(leaf) % MOST_RAW_BYTES
-        for start in range(0, whole, MOST_RAW_BYTES):
-            yield leaf[start : start + MOST_RAW_BYTES]
+        whole = len(leaf) - len(leaf) % FRAME_BYTES
+        for start in range(0, whole, FRAME_BYTES):
+            yield leaf[start : start + FRAME_BYTES]
         if whole < len(leaf):
             parts.append(leaf[whole:])
             size += len(leaf) - whole
@@ -170,7 +200,7 @@ def _frames(header: bytes, leaves: Iterator[memoryview], pool: Pool) -> Iterator
 
 def _one(parts: Sequence[memoryview], pool: Pool) -> memoryview:
     """Return the parts as one view: as they lie, if they lie side by side, else gathered."""
-    joined = list(runs(parts, MOST_RAW_BYTES))
+    joined = list(runs(parts, FRAME_BYTES))
     if len(joined) == 1:
         return joined[0]
     into, done = pool.take(), 0

@@ -24,6 +24,9 @@ class Crew(Generic[T, R]):
 
     With no threads, or where none can be started, it is done by the caller. After the first failure nothing that was not
     begun is begun: no piece of a file is written behind one that is missing.
+
+    Enter it twice, ``with crew, crew:``. A Ctrl-C may strike just as the first exit begins. Whoever leaves then closes the
+    file, and a thread that was still writing would write to whatever file gets its number next.
     """
 
     def __init__(self, work: Callable[[T], R], *, threads: int, ahead: int, name: str, nice: int = 0) -> None:
@@ -41,12 +44,20 @@ class Crew(Generic[T, R]):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        try:
-            self._stop()
-        finally:
-            # A Ctrl-C may have struck before the first line of the first call. Whoever leaves here closes the file, and a thread
-            # that was still writing would write to whatever file gets its number next.
-            self._stop()
+        """End the threads, whatever strikes meanwhile: what is being done is finished, what waits is dropped."""
+        self._stopped = True
+        struck: BaseException | None = None
+        for _ in self._threads:
+            self._inbox.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the caller's files any more
+                    struck = error
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if struck is not None:
+            raise struck
 
     def map(self, items: Iterable[T]) -> Iterator[R]:
         """Yield the result for each item, in order. Items are taken as the work gets on, so that they need not all exist."""
@@ -88,22 +99,6 @@ class Crew(Generic[T, R]):
                 task.fail(self._broken)
             elif not task.run(self._work):
                 self._broken = task.error
-
-    def _stop(self) -> None:
-        """End the threads, whatever strikes meanwhile: what is being done is finished, what waits is dropped."""
-        self._stopped = True
-        struck: BaseException | None = None
-        for _ in self._threads:
-            self._inbox.put(None)
-        for thread in self._threads:
-            while thread.is_alive():
-                try:
-                    thread.join()
-                except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the caller's files any more
-                    struck = error
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if struck is not None:
-            raise struck
 
 
 class _Task(Generic[T, R]):

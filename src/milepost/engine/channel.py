@@ -7,8 +7,6 @@ import select
 import socket
 from collections.abc import Sequence
 
-from milepost.engine import forks
-
 _LENGTH_BYTES = 8
 MOST_BYTES = 1 << 30
 """A longer message is none: the largest holds a manifest, which has a quarter of this."""
@@ -100,8 +98,3 @@ class Channel:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             return  # it has ended already
-
-    def close(self) -> None:
-        """Give this end up. May be called again."""
-        forks.release(self._socket.fileno())
-        self._socket.close()

@@ -51,12 +51,11 @@ class CheckpointEngine:
     ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: what was staged when the trainer is
     killed is published all the same, within ``writer_deadline``. ``staging_bytes`` is the most memory that a save may copy the
     state into; a larger state is copied in parts, while training waits for the disk. By default it is as much as the state
-    takes, logs (`milepost.Rows`) apart. ``compress="off"`` compresses nothing that shrinks. ``lease_wait`` is how many seconds
-    to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or the
-    environment does, see
-    `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is refused. ``health_eval``
-    is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained again within a week, in
-    a thread beside training.
+    takes, logs (`milepost.Rows`) apart. ``compress="off"`` compresses nothing, not even what shrinks. ``lease_wait`` is how many
+    seconds to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key
+    (or the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
+    refused. ``health_eval`` is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained
+    again within a week, in a thread beside training.
 
     One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
     """
@@ -109,18 +108,8 @@ class CheckpointEngine:
         self._blob_bytes, self._compress = blob_bytes, compress
         self._metrics = Metrics(self.keep)
         self._meter = Meter(self._clock, when)
-        self._saving = Saving(
-            self.state,
-            self._clock,
-            self._metrics,
-            self._meter,
-            self._errors,
-            writer,
-            deadline_s=deadline_of(writer_deadline),
-            allow_pickle=allow_pickle,
-            exactness=exactness or {},
-            staging_bytes=staging_bytes,
-        )
+        measured, staging = (self._metrics, self._meter, self._errors), (allow_pickle, dict(exactness or {}), staging_bytes)
+        self._saving = Saving(self.state, self._clock, *measured, writer, deadline_of(writer_deadline), *staging)
         self._background = self._saving.background
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
@@ -130,8 +119,9 @@ class CheckpointEngine:
         self._closed = False
         self._last = Reading()
         self._pid = os.getpid()
-        # An engine that is dropped without close() gives its root up, too; while it saves, the writer holds on to it.
-        self._finalizer = weakref.finalize(self, _give_up, self._held, self._pid)
+        # An engine that is dropped without close() gives its root up, too. Not with the engine itself, but with what the thread
+        # holds on to while it saves: with the lock given up before that, the next start would fence a save that was staged.
+        self._finalizer = weakref.finalize(self._saving, _give_up, self._held, self._pid)
 
     def __enter__(self) -> CheckpointEngine:
         self.claim()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from milepost.state.merging import MergedLeaf, merge
 
 FULL = frozenset({"disk-full", "quota"})
 """The kinds of `StoreError` that retiring older generations may cure."""
+_MOST_THREADS = 4
 
 
 @dataclass(slots=True)
@@ -90,23 +92,25 @@ def place(session: Session, staged: Staged, order: Order, placed: Placed) -> Non
     """
     whole = staged.wave_count == 1
     planner = session.planner(complete=order.complete, whole=whole)
-    with _Back(session, planner) as back:
-        placing = _Placing(session, staged, planner, back, placed)
-        placed.contents = [_content(component, staged, back, merging=whole) for component in staged.components]
-        placing.check_base()
-        for wave in staged.waves():
-            last = wave == staged.wave_count - 1
-            placing.place([slot for slot in _slots(placed.contents) if _is_due(slot.leaf, wave, last)])
-        placing.count()
+    back = _Back(session, planner)
+    placing = _Placing(session, staged, planner, back, placed)
+    placing.check_base()
+    placed.contents = [_content(component, staged, back, merging=whole) for component in staged.components]
+    for wave in staged.waves():
+        last = wave == staged.wave_count - 1
+        placing.training_waits = not last
+        placing.place([slot for slot in _slots(placed.contents) if _is_due(slot.leaf, wave, last)])
+    placing.count()
 
 
-def new_bytes(session: Session, staged: Staged) -> int:
-    """Return how many bytes of leaves a save of ``staged`` has to write: of those that are shared, none.
+def new_bytes(session: Session, staged: Staged) -> tuple[int, int]:
+    """Return how many bytes of leaves a save of ``staged`` has to write, and the least it may come to once they are compressed.
 
-    Of a state that comes in waves nobody knows what is shared before it has come: then all that is staged.
+    Of leaves that are shared, none. Of a state that comes in waves nobody knows what is shared before it has come: then all
+    that is staged, or nothing.
     """
     if staged.wave_count > 1:
-        return staged.size_bytes
+        return staged.size_bytes, 0
     strong = is_signing(session.store)
     leaves = [
         NewLeaf(
@@ -120,7 +124,9 @@ def new_bytes(session: Session, staged: Staged) -> int:
         for leaf in component.leaves
     ]
     planned = plan(leaves, session.base)
-    return sum(leaves[index].size_bytes for index in (*planned.fresh, *planned.moved))
+    new = [leaves[index] for index in (*planned.fresh, *planned.moved)]
+    shrinking = session.decisions.shrink if session.decisions else lambda _: False
+    return sum(leaf.size_bytes for leaf in new), sum(0 if shrinking(leaf) else leaf.size_bytes for leaf in new)
 
 
 def _content(component: StagedComponent, staged: Staged, back: _Back, *, merging: bool) -> Content:
@@ -154,15 +160,7 @@ class _Back:
         self._session = session
         self._stored = planner.stored
         self._base = session.base
-        self._reads: Reads | None = None
         self.read_bytes = 0
-
-    def __enter__(self) -> _Back:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._reads is not None:
-            self._reads.close()
 
     def bytes_of(self, component: str, leaf: StagedLeaf, staged: Staged) -> memoryview:
         """Return a leaf's bytes: out of the arena, or from the base. Raises `StoreError` (``blobs-gone``) if it has none."""
@@ -179,10 +177,9 @@ class _Back:
         data = memoryview(bytearray(record.size_bytes))
         self.read_bytes += record.size_bytes
         try:
-            if self._reads is None:
-                self._reads = Reads(self._session.store, self._base, threads=1)
-            self._reads.ask(component, record, data)
-            self._reads.settle()
+            with Reads(self._session.store, self._base, threads=1) as reads:
+                reads.ask(component, record, data)
+                reads.settle()
         except CorruptError as error:
             # The live memory has these rows still: the next save takes all of them.
             self._session.distrust(self._base.blobs[record.blob].name)
@@ -212,15 +209,18 @@ class _Placing:
         self._placed = placed
         self._base = session.base
         self._strong = is_signing(session.store)
+        self.training_waits = False
+        """Whoever would need the processors waits for this."""
         self._index_of: dict[int, int] = {}
         """Where among the blobs of this generation one of the base's is."""
 
     def check_base(self) -> None:
         """Raise `StoreError` (kind ``blobs-gone``) if the base is not to be relied on, and something was not staged for it."""
         if self._planner.distrusted:
-            for slot in _slots(self._placed.contents):
-                if isinstance(slot.leaf, StagedLeaf) and slot.leaf.wave == KEPT:
-                    raise self._back.gone(slot.leaf.path)
+            for component in self._staged.components:
+                for leaf in component.leaves:
+                    if leaf.wave == KEPT:
+                        raise self._back.gone(leaf.path)
 
     def place(self, slots: Sequence[_Slot]) -> None:
         """Write some leaves, or find them in the base. What of them is staged is in the arena now."""
@@ -316,8 +316,10 @@ class _Placing:
             name = layout.blob(session.chain.next, session.chain.term, session.clock.nonce(), part, rows, packed)
             placed.tried.append(name)
             try:
-                with session.store.open_blob(name) as sink:
-                    compressor = Compressor() if packed else None
+                threads = min(os.cpu_count() or 1, _MOST_THREADS) if self.training_waits else 1
+                compressor = Compressor(threads=threads) if packed else None
+                # How much will be left of what is compressed nobody knows yet.
+                with session.store.open_blob(name, size_bytes=None if packed else lay.size_bytes) as sink:
                     written = write_blob(sink, lay, data, known, strong=self._strong, compress=compressor)
                     sink.commit()
                 break

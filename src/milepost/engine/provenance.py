@@ -54,11 +54,17 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in packages:
         if package.replace("-", "_") in sys.modules:
-            try:
-                found[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                found[package] = "unknown"
+            found[package] = _version(package)
     return found
+
+
+@cache
+def _version(package: str) -> str:
+    # Asked once a process, since each answer is a file that is parsed as a mail: a millisecond, and a start asks twice for each.
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 @cache

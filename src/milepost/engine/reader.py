@@ -76,7 +76,8 @@ def load_into(
     its first assignment.
     """
     done: list[str] = []
-    with no_collection(), Reads(store, manifest) as reads:
+    reads = Reads(store, manifest)
+    with no_collection(), reads, reads:  # twice: see there
         held = _hold(reads, manifest, state)
         for name in also:
             record = manifest.component(name)

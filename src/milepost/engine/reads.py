@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import accumulate
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from milepost.encode.digest import Digest, matches
@@ -43,6 +44,9 @@ class Reads:
 
     What looks damaged is read once more, past the page cache and alone, before it is believed: a flaky read is not damage,
     nor is one that the store says may be tried again. Used by one thread.
+
+    Where live objects are filled, enter it twice, ``with reads, reads:``. A Ctrl-C may strike just as the first exit begins,
+    and whoever leaves then goes on with objects that a thread would still write to.
     """
 
     def __init__(self, store: Store, manifest: Manifest, *, threads: int | None = None) -> None:
@@ -51,23 +55,38 @@ class Reads:
         self._most_threads = (threads or min(THREADS, _cores())) - 1  # the caller reads, too, when it waits
         self._small: list[Leaf] = []
         self._small_bytes = 0
-        self._jobs: deque[list[Leaf]] = deque()
-        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[list[Leaf] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[list[Leaf], BaseException | None]] = SimpleQueue()
         self._under_way = 0
         self._stopped = False
-        self._doubtful: list[Leaf] = []
-        self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._own = _Hand(self)
+        self._passing = ExitStack()
         self._ends: dict[int, list[int]] = {}
         self.read_bytes = 0
         """How many bytes of leaves were asked for."""
 
     def __enter__(self) -> Reads:
+        for blob in self.manifest.blobs:
+            self._passing.enter_context(self.store.passing(blob.name, blob.size_bytes))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        """Drop what nobody has begun to read and wait for the rest, whatever strikes meanwhile."""
+        self._stopped = True
+        struck: BaseException | None = None
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the live objects any more
+                    struck = error
+        self._own.close()
+        self._passing.close()
+        if struck is not None:
+            raise struck
 
     def ask(self, component: str, record: LeafRecord, into: memoryview | None) -> None:
         """Have ``into`` filled with a leaf's bytes by the next `settle`; until then nobody may touch it."""
@@ -91,29 +110,21 @@ class Reads:
         self._add_small()
         while self._do_one(self._own, wait=False):
             pass
-        with self._changed:
-            self._changed.wait_for(lambda: not self._under_way)
-            failure, self._failure = self._failure, None
-            doubtful, self._doubtful = self._doubtful, []
-        if failure is not None:
-            raise failure
+        doubtful: list[Leaf] = []
+        failures: list[BaseException] = []
+        while self._under_way:
+            doubted, failure = self._done.get()
+            self._under_way -= 1
+            doubtful += doubted
+            failures += [failure] if failure is not None else []
+        if failures:
+            raise failures[0]
         if doubtful:
             self._read_again(doubtful)
 
-    def close(self) -> None:
-        """Drop what nobody has begun to read, and wait for the rest: after that nothing more is written to live memory."""
-        with self._changed:
-            self._stopped = True
-            self._jobs.clear()
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self._small, self._doubtful = [], []
-        self._own.close()
-
     @property
     def stopped(self) -> bool:
-        """Return whether nobody waits for these reads any more."""
+        """Return whether nobody waits any more for what is not read yet."""
         return self._stopped
 
     def pieces(self, record: LeafRecord) -> Iterator[tuple[int, int]]:
@@ -125,15 +136,21 @@ class Reads:
             start = stop
 
     def _add(self, job: list[Leaf]) -> None:
-        with self._changed:
-            self._jobs.append(job)
-            self._changed.notify()
-        waiting = min(len(self._jobs), self.read_bytes // _WORTH_A_THREAD_BYTES)
-        if len(self._threads) < min(self._most_threads, waiting):
+        self._under_way += 1
+        self._jobs.put(job)
+        if len(self._threads) < min(self._most_threads, self._under_way, self.read_bytes // _WORTH_A_THREAD_BYTES):
             # Only where there is something to read: a small state is read before a thread would have begun.
-            thread = threading.Thread(target=self._work, name=f"milepost-read-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
+            self._hire()
+
+    def _hire(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"milepost-read-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        try:
             thread.start()
+        except RuntimeError:
+            # The machine has no more threads to give. Those there are, or the caller alone, do the same work later.
+            self._threads.pop()
+            self._most_threads = len(self._threads)
 
     def _add_small(self) -> None:
         # In the order of the file, which is not that of the tree: wider types come first in it.
@@ -174,30 +191,25 @@ class Reads:
 
     def _do_one(self, hand: _Hand, *, wait: bool) -> bool:
         """Do the next job; return whether there was one."""
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._jobs or self._stopped)
-            if not self._jobs:
-                return False
-            job = self._jobs.popleft()
-            self._under_way += 1
+        try:
+            job = self._jobs.get(block=wait)
+        except Empty:
+            return False
+        if job is None:
+            return False
         doubtful: list[Leaf] = []
         failure: BaseException | None = None
         try:
-            doubtful = hand.read(job)
+            doubtful = [] if self._stopped else hand.read(job)
         except StoreError as error:
             doubtful, failure = (job, None) if error.retryable else ([], error)
         except BaseException as error:  # noqa: BLE001 - whoever waits in `settle` is told, and an interrupt is the caller's own
             failure = error
         # Before anyone is told that it is done: who holds on to a bytearray's memory keeps its owner from changing its size.
         del job
-        with self._changed:
-            self._doubtful += doubtful
-            self._under_way -= 1
-            if failure is not None:
-                self._failure = self._failure or failure
-                self._jobs.clear()
-            self._changed.notify_all()
+        # What fails ends the whole load: nobody waits for the rest.
+        self._stopped = self._stopped or failure is not None
+        self._done.put((doubtful, failure))
         return True
 
     def _read_again(self, leaves: list[Leaf]) -> None:

@@ -126,7 +126,8 @@ def _names_a_secret(argument: str) -> bool:
 
 def _known() -> list[str]:
     """Return the values in the environment whose names say that they are secrets, longest first: one may contain another."""
-    values = {value.strip() for name, value in os.environ.items() if _is_secret(name)}
+    # Each value that is looked at is decoded: only those that matter.
+    values = {os.environ.get(name, "").strip() for name in os.environ if _is_secret(name)}
     return sorted((value for value in values if len(value) >= _LEAST), key=len, reverse=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from milepost.encode.blob import PAGE_BYTES
 from milepost.engine.capture import Staged
 from milepost.engine.placing import new_bytes
 from milepost.engine.session import BALLAST_BYTES, Session
@@ -30,6 +31,8 @@ class Room:
     """The generations that may go, oldest first."""
     all_frees_bytes: int
     """What all that may go would free together; more than the sum where two of them share a blob."""
+    least_bytes: int
+    """What is needed at least: how far something will shrink is not known before it is written."""
     leftover: bool
     """A failed attempt's blobs are still there: they go as soon as a manifest takes their number."""
 
@@ -38,7 +41,7 @@ class Room:
         """Return whether all that may go would still not make room enough: then no history is given away for nothing."""
         if self.free_bytes is None or self.leftover:
             return False
-        return self.free_bytes + BALLAST_BYTES + self.all_frees_bytes < self.needed_bytes
+        return self.free_bytes + BALLAST_BYTES + self.all_frees_bytes < self.least_bytes
 
 
 def survey(session: Session, staged: Staged) -> Room:
@@ -47,13 +50,15 @@ def survey(session: Session, staged: Staged) -> Room:
     counted = originals(chain.live)
     staying, named = _staying(session), {**chain.dropped, **chain.live}
     going = tuple(number for number in sorted(counted) if number not in staying)
+    needed_bytes, least_bytes = new_bytes(session, staged)
     return Room(
-        new_bytes(session, staged) + session.manifest_bytes,
+        needed_bytes + PAGE_BYTES + session.manifest_bytes,
         _free_bytes(session),
         {number: _freed(named, {number}) for number in sorted(counted)},
         staying,
         going,
         _freed(named, going),
+        least_bytes + PAGE_BYTES + session.manifest_bytes,
         bool(chain.attempted or chain.condemned),
     )
 

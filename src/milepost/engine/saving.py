@@ -39,7 +39,6 @@ class Saving:
         meter: Meter,
         errors: SaveErrors,
         writer: WriterKind,
-        *,
         deadline_s: float,
         allow_pickle: bool,
         exactness: Mapping[str, tuple[Exactness, str]],
@@ -161,7 +160,7 @@ class Saving:
         return "rows that were saved before are gone from the disk" if lost else None
 
     def _clear_up(self, session: Session) -> None:
-        # A method, so that the thread holds on to the engine, and with that to the root, until nothing is deleted any more.
+        # A method, so that the thread holds on to this object, and with it to the root, until nothing is deleted any more.
         if self._process is not None:
             self._process.clear_up()
         else:

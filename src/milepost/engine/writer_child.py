@@ -45,21 +45,26 @@ class WriterChild:
         self._complaints = MemoryFile("milepost-complaints")
         """What it says on its standard error. Nobody's terminal or pipe is kept open by it."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._ends: tuple[socket.socket, ...] = ()
+        try:
+            self._start(session, (arena, letters), guard, deadline_ms)
+        except OSError as error:
+            self.kill()
+            raise _not_started(session, error) from error
+        except BaseException:  # a Ctrl-C: one that was not greeted could make sense of nothing
+            self.kill()
+            raise
+
+    def _start(self, session: Session, shared: tuple[int, int], guard: Guard, deadline_ms: int) -> None:
         with forks.no_fork():
-            ours, theirs = socket.socketpair()
+            self._ends = ours, theirs = socket.socketpair()
             forks.withhold(ours.fileno())
             self._channel = Channel(ours)
-            try:
-                with theirs:
-                    self._process = self._started(theirs.fileno())
-                forks.tell(self._forget)
-                self._greet(self._process.pid, session, (arena, letters), guard, deadline_ms)
-            except OSError as error:
-                self.kill()
-                raise _not_started(session, error) from error
-            except BaseException:  # a Ctrl-C: one that was not greeted could make sense of nothing
-                self.kill()
-                raise
+            self._process = self._started(theirs.fileno())
+            # Ours alone holds it open from here on, and sees it end with the process.
+            theirs.close()
+        forks.tell(self._forget)
+        self._greet(self._process.pid, session, shared, guard, deadline_ms)
 
     def _started(self, descriptor: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -123,18 +128,21 @@ class WriterChild:
         if self._process is not None:
             self._process.kill()
             self.end()
-        else:
-            self._channel.close()
-            self._complaints.close()
+        self._close()
+
+    def _close(self) -> None:
+        for end in self._ends:
+            forks.release(end.fileno())
+            end.close()
+        self._complaints.close()
 
     def end(self) -> str:
         """Wait for the end of the process, and say what it died of. It has closed its side, or is about to."""
         assert self._process is not None
-        self._channel.close()
         status = self._process.wait()
         forks.untell(self._forget)
         complaint = self._complaints.end().decode(errors="replace").strip()
-        self._complaints.close()
+        self._close()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"{how}: {complaint}" if complaint else how
 

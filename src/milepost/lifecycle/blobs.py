@@ -86,7 +86,8 @@ class Blobs:
         known = self._known.get(blob.name)
         if known is None or known[0] != blob:
             # A flaky read is not damage: what looks damaged is read once more before it is believed.
-            problem = self._look(blob, again=self._from_medium) and self._look(blob, again=True)
+            with self._store.passing(blob.name, blob.size_bytes if self.reads(blob) else 0):
+                problem = self._look(blob, again=self._from_medium) and self._look(blob, again=True)
             known = self._known[blob.name] = (blob, problem)
         return known[1]
 

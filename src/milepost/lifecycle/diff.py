@@ -152,6 +152,10 @@ def _text(node: Node) -> str:
     tag, rest = node[0], node[1:]
     if tag == "float":
         return repr(struct.unpack(">d", bytes.fromhex(rest[0]))[0])
+    if tag == "rows":
+        return f"{rest[1]:,} rows written, room for {rest[0]:,}"
+    if tag == "items":
+        return f"items {rest[0]:,} to {rest[1]:,}"
     text = str(rest[0]) if tag in ("int", "bool") and rest else tag if not rest else f"{tag} {' '.join(map(str, rest))}"
     text = repr(rest[0]) if tag == "str" else text
     return text if len(text) <= _TEXT else text[: _TEXT - 1] + "…"

@@ -40,7 +40,9 @@ COMPRESSED: Final = ".zst"
 """How the name of a compressed blob ends."""
 
 _BLOB = re.compile(
-    r"blobs/(?:\d{6,12}|[\w.-]*)-t(\d{1,12})-[0-9a-f]{16}(?:-\d{1,6})?(?:\.[\w-]{1,60}\.\d{1,20}-\d{1,20})?\.[a-z.]+", re.ASCII
+    r"blobs/(?:\d{6,12}|(?!\d{6,12}-t\d)[\w.-]*)-t(\d{1,12})-[0-9a-f]{16}"
+    r"(?:-\d{1,6})?(?:\.\w{1,60}\.\d{1,20}-\d{1,20})?\.[a-z.]+",
+    re.ASCII,
 )
 """Matches what any writer leaves in blobs/: `000042-t7-<nonce>.safetensors`, the same with `.part`, `LATEST-t7-<nonce>.tmp`."""
 _BLOB_NUMBER = re.compile(r"blobs/(\d{6,12})-t\d{1,12}-.*", re.ASCII)

@@ -78,6 +78,9 @@ class SignedStore(Store):
     def drop_cached(self, name: str) -> None:
         self._inner.drop_cached(name)
 
+    def is_cached(self, name: str) -> bool:
+        return self._inner.is_cached(name)
+
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         if not is_record(name):
             return self._root().read_into(name, start, into)
@@ -104,10 +107,10 @@ class SignedStore(Store):
     def append(self, name: str, data: Buffer) -> None:
         self._root().append(name, self.stored(name, data))
 
-    def open_blob(self, name: str) -> BlobWriter:
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
         if is_record(name):
             raise InternalError("a record is written whole, or it cannot be signed", kind="not-a-blob", name=name)
-        return self._root().open_blob(name)
+        return self._root().open_blob(name, size_bytes=size_bytes)
 
     def delete(self, name: str) -> None:
         self._root().delete(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, SupportsIndex
 
@@ -123,6 +124,10 @@ class Items:
             self._count = max(self._count, self._start + len(self.items))
             self.log.forget("the queue was changed, and not by its Items")
         self._start, self._newest = self.start, newest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as a queue of which nothing is saved yet."""
+        return partial(Items, count=self._count), (self.items,)
 
     def __repr__(self) -> str:
         return f"Items({type(self.items).__name__}; start={self.start}, count={self.count})"

@@ -17,7 +17,8 @@ class Stateful(Protocol):
     """Give state as a plain tree, and take it back in place.
 
     ``state_dict`` may return references to live memory: it is copied before the call to ``save`` returns.
-    ``load_state_dict`` receives the same tree with fresh arrays, and overwrites the object's own.
+    ``load_state_dict`` receives the same tree with fresh arrays, and overwrites the object's own. Only a `milepost.Rows` or
+    `milepost.Items` that ``state_dict`` returns, within dicts, lists and tuples, comes back as the very object: filled already.
     """
 
     def state_dict(self) -> object:

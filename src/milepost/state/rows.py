@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, SupportsIndex
 
@@ -170,6 +171,10 @@ class Rows:
         self._count = count
         self.log.forget()
         return self.log.mark(node, count, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as a ring of which nothing is saved yet."""
+        return partial(Rows, count=self._count), (dict(self.arrays),)
 
     def __repr__(self) -> str:
         return f"Rows({', '.join(self.arrays)}; capacity={self.capacity}, count={self.count})"

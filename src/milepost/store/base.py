@@ -9,7 +9,8 @@ Names are relative, with ``/`` between parts (``generations/000042.json``); part
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
@@ -18,6 +19,10 @@ from milepost.errors import ConflictError, NotFoundError, UsageError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Survives: TypeAlias = Literal["nothing", "kill", "power-cut", "machine-loss"]
 GuardedBy: TypeAlias = Literal["process", "lock", "lease"]
+
+
+LARGE_BYTES = 1 << 20
+"""From here on it is worth a thought how bytes are written, and whether they stay in the memory of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,24 @@ class Store(ABC):
         What rots on a disk is not seen in memory, and a bad read may stay there. A name that is not there is no error.
         """
 
+    def is_cached(self, name: str) -> bool:  # noqa: ARG002
+        """Say whether most of ``name`` is in the memory of this machine; False where nobody can tell, and if it is not there."""
+        return False
+
+    @contextmanager
+    def passing(self, name: str, size_bytes: int) -> Iterator[None]:
+        """Read ``name`` inside, perhaps in several threads, and leave no copy in the memory of this machine.
+
+        What was there before stays. A blob that is read once, to be verified or resumed from, would else push out files
+        that others on this machine read again and again. Little is left where it is.
+        """
+        stays = size_bytes < LARGE_BYTES or self.is_cached(name)
+        try:
+            yield
+        finally:
+            if not stays:
+                self.drop_cached(name)
+
     @abstractmethod
     def list(self, prefix: str) -> list[Entry]:
         """Return every name below the directory ``prefix`` (which ends in ``/``, or is empty for the whole root), sorted.
@@ -188,8 +211,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def open_blob(self, name: str) -> BlobWriter:
-        """Start a new blob. Until commit its bytes live under ``<name>.part``. The name must never have been used before."""
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
+        """Start a new blob. Until commit its bytes live under ``<name>.part``. The name must never have been used before.
+
+        ``size_bytes`` is how long it will be, if that is known: where room can be set aside for it, a store that lacks it
+        says so now. A blob may turn out shorter or longer.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> None:

@@ -28,7 +28,9 @@ from milepost.store.base import (
     name_taken,
     no_such_name,
 )
+from milepost.store.blob_bytes import WayToDisk
 from milepost.store.blob_file import BlobFile
+from milepost.store.directories import Directories
 from milepost.store.lock import FileGuard, FileLock
 from milepost.store.posix import Posix, as_bytes, closing, discard, failures_of, read_all, store_error, unseen, write_all
 from milepost.store.reading import FileReader, once_more
@@ -66,7 +68,8 @@ class LocalStore(Store):
         self._clock = clock
         self._posix = posix or Posix()
         self._wait = wait or threading.Event().wait
-        self._durable_directories: set[str] = set()
+        self._directories = Directories(self.root, self._posix)
+        self._way = WayToDisk()
         self._appending = threading.Lock()
         self._torn: dict[str, int] = {}
         """The size of each log whose last append failed: what lies behind is half a record."""
@@ -92,6 +95,15 @@ class LocalStore(Store):
     def read_into(self, name: str, start: int, into: memoryview) -> int:
         return self._read_from(name, lambda descriptor: read_all(self._posix, descriptor, as_bytes(into), start))
 
+    def is_cached(self, name: str) -> bool:
+        def mostly(descriptor: int) -> bool:
+            return 2 * self._posix.cached_bytes(descriptor) > self._posix.size(descriptor)
+
+        try:
+            return self._read_from(name, mostly)
+        except (NotFoundError, StoreError):  # nobody can tell, or the read that follows says why
+            return False
+
     def open_reader(self, name: str) -> BlobReader:
         return self._file(name)
 
@@ -102,7 +114,7 @@ class LocalStore(Store):
     def list(self, prefix: str) -> list[Entry]:
         found: list[Entry] = []
         pending = [checked_prefix(prefix)]
-        self._refuse_links(os.path.join(self.root, prefix).rstrip("/"))
+        self._directories.refuse_links(os.path.join(self.root, prefix).rstrip("/"))
         while pending:
             below = pending.pop()
             path = os.path.join(self.root, below)
@@ -132,7 +144,7 @@ class LocalStore(Store):
     def append(self, name: str, data: Buffer) -> None:
         path, record = self._path(name), as_bytes(data)
         with self._appending, failures_of("append to", path, name=name):
-            self._keep_directory(os.path.dirname(path))
+            self._directories.keep(os.path.dirname(path))
             descriptor = self._posix.open_append(path)
             with closing(self._posix, descriptor):
                 self._append_whole(descriptor, name, record, path)
@@ -151,17 +163,17 @@ class LocalStore(Store):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         del self._torn[name]
 
-    def open_blob(self, name: str) -> BlobWriter:
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
         path = self._path(name)
         with failures_of("create", path, name=name):
-            self._keep_directory(os.path.dirname(path))
+            self._directories.keep(os.path.dirname(path))
             try:
                 if self._posix.exists(path):
                     raise FileExistsError
                 descriptor = self._posix.open_new(path + ".part")
             except FileExistsError:
                 raise name_taken(name, self.url) from None
-        return BlobFile(self._posix, name, path, descriptor)
+        return BlobFile(self._posix, name, path, descriptor, self._way, size_bytes)
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -174,7 +186,7 @@ class LocalStore(Store):
     def move(self, name: str, to: str) -> None:
         path, target = self._path(name), self._path(to)
         with failures_of("move", path, name=name, unknown=True):
-            self._keep_directory(os.path.dirname(target))
+            self._directories.keep(os.path.dirname(target))
             try:
                 self._rename_new(path, target)
             except FileExistsError:
@@ -186,11 +198,11 @@ class LocalStore(Store):
 
     def sync(self, prefix: str) -> None:
         path = os.path.join(self.root, checked_prefix(prefix)).rstrip("/")
-        self._refuse_links(path)
+        self._directories.refuse_links(path)
         with failures_of("sync", path, name=prefix):
             if not self._posix.is_directory(path):
                 return
-            self._keep_directory(path)
+            self._directories.keep(path)
             pending = [path]
             while pending:
                 directory = pending.pop()
@@ -209,9 +221,9 @@ class LocalStore(Store):
 
     def guard(self, *, wait_s: float, take_over: bool) -> FileGuard:
         # A new claim begins, perhaps after one that failed because somebody had removed the root.
-        self._durable_directories.clear()
+        self._directories.forget()
         with failures_of("make", self.root):
-            self._keep_directory(self.root)
+            self._directories.keep(self.root)
         return FileGuard(self.root, self._posix, self._clock, self._wait, wait_s=wait_s, take_over=take_over)
 
     def _write_whole(
@@ -219,12 +231,12 @@ class LocalStore(Store):
     ) -> bool:
         """Write a name whole, in the one order that a kill or a power cut between any two lines cannot spoil."""
         posix, target, blobs = self._posix, self._path(name), os.path.join(self.root, "blobs")
-        self._refuse_links(blobs)
+        self._directories.refuse_links(blobs)
         with unseen(), failures_of("write", target, name=name):
             # A directory whose own name is lost takes all names in it along: first the parents, durably.
-            self._keep_directory(os.path.dirname(target))
+            self._directories.keep(os.path.dirname(target))
             # In blobs/ the next claimer sweeps what a kill leaves here, and the label tells it whose it was (PROTOCOL rule 8).
-            self._keep_directory(blobs)
+            self._directories.keep(blobs)
             temporary = os.path.join(blobs, f"{os.path.basename(target)}-{label}-{self._clock.nonce()}.tmp")
             descriptor = posix.open_new(temporary)
         try:
@@ -300,50 +312,10 @@ class LocalStore(Store):
                     raise
             self._posix.unlink(path)
 
-    def _keep_directory(self, directory: str) -> None:
-        """Make a directory, and whatever is missing above it, each durable in its parent; once in this store's life.
-
-        It is done for directories that are there already, too: a killed predecessor may have made one and not synced it.
-        Above the root only what is missing is made.
-        """
-        if directory in self._durable_directories and (directory == self.root or self._posix.is_directory(directory)):
-            # One that was removed under us is made anew. Not the root itself: where that is gone, or is another by now, its
-            # writer is told so, and leaves nothing of its own there.
-            return
-        parent, made = os.path.dirname(directory), False
-        if directory.startswith(self.root + os.sep) or not self._posix.is_directory(parent):
-            self._keep_directory(parent)
-        if not self._posix.is_directory(directory):
-            try:
-                self._posix.mkdir(directory)
-                made = True
-            except FileExistsError:
-                # Another process was faster; or it is a file, or a link to a disk that is not mounted.
-                if not self._posix.is_directory(directory):
-                    raise NotADirectoryError(errno.ENOTDIR, "not a directory, or a link that leads nowhere", directory) from None
-        try:
-            self._posix.sync_directory(parent)
-        except OSError as error:
-            # A run root that was made for us below a directory which we may not read is its maker's to keep.
-            if made or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-        self._durable_directories.add(directory)
-
     def _path(self, name: str) -> str:
         path = os.path.join(self.root, checked_name(name))
-        self._refuse_links(os.path.dirname(path))
+        self._directories.refuse_links(os.path.dirname(path))
         return path
-
-    def _refuse_links(self, directory: str) -> None:
-        """Raise `StoreError` (kind ``link``) if a directory inside the root is a link: the root ends there.
-
-        The root itself may be one. Whoever can write to it could else have any directory of ours filled and swept.
-        """
-        while len(directory) > len(self.root):
-            with failures_of("look at", directory):
-                if self._posix.is_link(directory):
-                    raise OSError(errno.ELOOP, "a directory of the run root is a link", directory)
-            directory = os.path.dirname(directory)
 
     def _read_from(self, name: str, read: Callable[[int], T]) -> T:
         with self._file(name) as file:
@@ -357,7 +329,7 @@ class LocalStore(Store):
         """Keep every other `replace_if` out, in this process and in all others, for a handful of system calls."""
         lock = FileLock(os.path.join(self.root, _CAS_LOCK), self._posix)
         with failures_of("lock", lock.path, name=name):
-            self._keep_directory(self.root)
+            self._directories.keep(self.root)
             if not lock.wait_and_lock(_CAS_WAIT_S, self._clock, self._wait):
                 raise store_error(OSError(errno.ETIMEDOUT, "a stopped process holds it"), "lock", lock.path, name=name)
         try:

@@ -112,10 +112,11 @@ class MemoryStore(Store):
         with self._space.changed:
             self._put(name, bytes(self._space.names.get(checked_name(name), b"")) + bytes(data))
 
-    def open_blob(self, name: str) -> BlobWriter:
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
         with self._space.changed:
             if checked_name(name) in self._space.names or f"{name}.part" in self._space.names:
                 raise name_taken(name, self.url)
+            self._check_room(name, size_bytes or 0)
             part = bytearray()
             self._space.names[f"{name}.part"] = part
             return _MemoryBlob(self, name, part)

@@ -5,7 +5,6 @@ This is the only module that calls ``os.replace``, ``os.link``, ``os.rename`` an
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 from milepost.errors import StoreError
+from milepost.store import syscalls
 from milepost.store.base import Buffer
 from milepost.store.plain_files import open_ours, open_regular
 
@@ -23,14 +23,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHANGES = frozenset(
-    {"open_new", "open_append", "open_lock", "write", "write_at", "truncate", "fsync", "sync_directory"}
+    {"open_new", "open_append", "open_lock", "preallocate", "write", "write_at", "truncate", "fsync", "sync_directory"}
     | {"link", "rename_new", "replace", "unlink", "mkdir", "rmdir"}
 )
 """The calls that change what lies on disk, or promise that it stays there."""
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
-_RENAME_NOREPLACE = 1
-_AT_FDCWD = -100
 
 
 class Posix:
@@ -76,6 +74,22 @@ class Posix:
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         self.perform("truncate", os.ftruncate, descriptor, size_bytes)
 
+    def preallocate(self, descriptor: int, size_bytes: int) -> bool:
+        """Set blocks aside and make the file as long as that: what is not written reads as zeros. False where that cannot be."""
+        return self.perform("preallocate", syscalls.preallocate, descriptor, size_bytes)
+
+    def direct_alignment(self, descriptor: int) -> int | None:
+        """Return what direct writes must be multiples of; 0: the file system has none; None: it does not say."""
+        return self.perform("direct_alignment", syscalls.direct_alignment, descriptor)
+
+    def set_direct(self, descriptor: int, direct: bool) -> None:
+        """Let writes go past the page cache, straight from the caller's memory, or through it again."""
+        self.perform("set_direct", syscalls.set_direct, descriptor, direct)
+
+    def cached_bytes(self, descriptor: int) -> int:
+        """Return how much of a file is in this machine's memory."""
+        return self.perform("cached_bytes", syscalls.cached_bytes, descriptor)
+
     def start_write_back(self, descriptor: int, offset: int, size_bytes: int) -> None:
         """Ask the kernel to write a range soon, and not to keep it cached. A hint: it promises nothing."""
         if sys.platform == "linux":
@@ -108,7 +122,7 @@ class Posix:
 
     def rename_new(self, path: str, to: str) -> None:
         """Rename atomically; FileExistsError if ``to`` is taken, EINVAL or ENOSYS where the file system cannot."""
-        self.perform("rename_new", _rename_new, path, to)
+        self.perform("rename_new", syscalls.rename_new, path, to)
 
     def replace(self, path: str, to: str) -> None:
         self.perform("replace", os.replace, path, to)
@@ -179,15 +193,6 @@ def _sync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _rename_new(path: str, to: str) -> None:
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
-    if renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(to), _RENAME_NOREPLACE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path, None, to)
 
 
 # `os.path.exists` and `isdir` say no when the disk cannot be asked. A directory that a failing disk hides for a moment would

@@ -219,6 +219,9 @@ class FaultStore(Store):
     def drop_cached(self, name: str) -> None:
         self._run("drop_cached", name, lambda: self.inner.drop_cached(name))
 
+    def is_cached(self, name: str) -> bool:
+        return self.inner.is_cached(name)
+
     def list(self, prefix: str) -> list[Entry]:
         return self._run("list", prefix, lambda: self.inner.list(prefix))
 
@@ -238,8 +241,9 @@ class FaultStore(Store):
         kept = bytes(data)
         self._run("append", name, lambda: self.inner.append(name, kept))
 
-    def open_blob(self, name: str) -> BlobWriter:
-        return _FaultBlob(self, name, self._run("open_blob", name, lambda: self.inner.open_blob(name)))
+    def open_blob(self, name: str, *, size_bytes: int | None = None) -> BlobWriter:
+        inner = self._run("open_blob", name, lambda: self.inner.open_blob(name, size_bytes=size_bytes))
+        return _FaultBlob(self, name, inner)
 
     def delete(self, name: str) -> None:
         self._run("delete", name, lambda: self.inner.delete(name))

@@ -5,7 +5,9 @@
 - A change of names (create, link, unlink, mkdir, rmdir) is a unit that is kept or lost by itself, in any order with others. A
   rename is one unit too: both names or neither, durable once the *new* name's directory is synced.
 - A directory whose own entry is lost takes along all that is below it, synced or not.
-- Bytes that were not synced are there or not, up to any write, torn within the last one, as zeros, or with a hole.
+- Bytes that were not synced are there or not, up to any write, torn within the last one, as zeros, or with a hole. Direct
+  writes are no exception: what they wrote may lie in a drive's cache, and what says where it lies in no journal yet.
+- What was preallocated and not written reads as zeros, and a power cut may take it back.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class File:
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = durable
         self.pending: list[tuple[int, bytes | None]] = []
-        """Writes (offset, bytes) and truncates (size, None) since the last fsync."""
+        """Writes (offset, bytes), and truncates and preallocations (new size, None), since the last fsync."""
         self._contents: dict[str, bytes] = {}
 
     def change(self, offset: int, data: bytes | None) -> None:
@@ -145,7 +147,7 @@ class Disk:
             return
         if record.name == "found":
             self._found(record)
-        elif record.name in ("write", "write_at", "truncate"):
+        elif record.name in ("write", "write_at", "preallocate", "truncate"):
             file = self._file(record)
             file.change(record.offset, record.data)
             self.dirty[file] = None

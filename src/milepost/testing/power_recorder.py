@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _LENGTH = struct.Struct(">I")
 _OPENS = ("open_new", "open_append", "open_lock")
-_ON_DESCRIPTORS = ("write", "write_at", "truncate", "fsync")
+_ON_DESCRIPTORS = ("write", "write_at", "preallocate", "truncate", "fsync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Record:
     to: str = ""
     data: bytes | None = None
     offset: int = 0
-    """Where the bytes went; of a truncate, the new size."""
+    """Where the bytes went; of a truncate or a preallocation, the new size."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -128,8 +128,8 @@ class Recorder(Posix):
             return Record(name, status.st_ino, data=bytes(args[1][:result]), offset=end - result)
         if name == "write_at":
             return Record(name, status.st_ino, data=bytes(args[1][:result]), offset=args[2])
-        if name == "truncate":
-            return Record(name, status.st_ino, offset=args[1])
+        if name in ("preallocate", "truncate"):
+            return Record(name, status.st_ino, offset=status.st_size)
         return Record("sync_directory" if stat.S_ISDIR(status.st_mode) else "fsync", status.st_ino)
 
 

@@ -104,6 +104,26 @@ class PowerLossTests(ABC):
 
         self.cut_everywhere(act, check)
 
+    def test_a_large_blob_with_room_set_aside_is_whole_or_absent_and_stays_once_it_was_committed(self) -> None:
+        pieces = [bytes([65 + number]) * 600_000 for number in range(3)]
+
+        def act(store: Store, recorder: Recorder) -> None:
+            for number, size_bytes in enumerate((1_800_000, 2_000_000, 1_100_000)):
+                name = f"blobs/000001-t1-000000000000000{number}.safetensors"
+                with store.open_blob(name, size_bytes=size_bytes) as sink:
+                    for piece in pieces:
+                        sink.write(piece)
+                    sink.commit()
+                recorder.note("told", name=name)
+
+        def check(store: Store, cut: Cut) -> None:
+            told = {facts["name"] for facts in cut.noted("told")}
+            there = {entry.name for entry in store.list("blobs/") if entry.name.endswith(".safetensors")}
+            assert told <= there
+            assert all(store.read(name) == b"".join(pieces) for name in there)
+
+        self.cut_everywhere(act, check)
+
     def test_a_deleted_name_stays_deleted_once_its_directory_was_synced(self) -> None:
         def act(store: Store, recorder: Recorder) -> None:
             store.delete("generations/1")

@@ -25,7 +25,20 @@ READS = frozenset(
 )
 """The calls that only look."""
 TAKES_SPACE = frozenset(
-    {"open_new", "open_append", "open_lock", "write", "write_at", "mkdir", "link", "rename_new", "replace", "fsync", "close"}
+    {
+        "open_new",
+        "open_append",
+        "open_lock",
+        "preallocate",
+        "write",
+        "write_at",
+        "mkdir",
+        "link",
+        "rename_new",
+        "replace",
+        "fsync",
+        "close",
+    }
 )
 """The calls that a full disk or an exhausted quota may refuse; to delete is never among them."""
 

@@ -90,6 +90,10 @@ class StoreTests(StoreWritingTests):
         store.drop_cached("a")
         store.drop_cached("b")
         assert store.read("a") == b"0123456789"
+        with store.passing("a", 1 << 30), store.passing("b", 1 << 30):
+            assert store.read("a") == b"0123456789"
+        assert not store.is_cached("b")
+        assert store.read("a") == b"0123456789"
 
     def test_read_into_takes_memory_of_other_items_than_bytes(self, store: Store) -> None:
         self.raw_write(store, "a", b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0")

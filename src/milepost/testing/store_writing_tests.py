@@ -172,6 +172,15 @@ class StoreWritingTests:
             blob.commit()
         assert self.raw_read(store, "blobs/1") == b"as it was"
 
+    @pytest.mark.parametrize("told", [1, 5_000_000, 9_000_000])
+    def test_a_large_blob_is_as_long_as_its_pieces_whatever_was_said_before(self, store: Store, told: int) -> None:
+        pieces: list[Buffer] = [bytearray(b"a" * 4096), memoryview(bytes(range(250)) * 20_000)[7:-7], b"end"]
+        with store.open_blob("blobs/1", size_bytes=told) as blob:
+            for piece in pieces:
+                blob.write(piece)
+            blob.commit()
+        assert self.raw_read(store, "blobs/1") == b"".join(bytes(piece) for piece in pieces)
+
     def test_an_empty_blob_is_a_name_without_bytes(self, store: Store) -> None:
         with store.open_blob("blobs/1") as blob:
             blob.commit()
