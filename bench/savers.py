@@ -74,11 +74,19 @@ def closing(savers: Sequence[Saver]) -> Iterator[None]:
             saver.close()
 
 
-def milepost(workload: Workload, place: Path, *, posix: Posix | None = None, name: str = "milepost", whole: bool = True) -> Saver:
+def milepost(
+    workload: Workload,
+    place: Path,
+    *,
+    posix: Posix | None = None,
+    name: str = "milepost",
+    whole: bool = True,
+    writer: WriterKind = "thread",
+) -> Saver:
     """Return milepost as a user sets it up, its arena warm. ``whole``: every array is to be written by every save."""
     root = place / name
     store = LocalStore(root, SystemClock(), posix=posix)
-    engine = CheckpointEngine(store, state=workload.state, keep=Keep(last=2))
+    engine = CheckpointEngine(store, state=workload.state, keep=Keep(last=2), writer=writer)
     engine.claim()
     steps = iter(range(1 << 40))
 

@@ -45,7 +45,8 @@ class CtrlC:
         if name in ("__del__", "__call__", "<lambda>", "_close", "release", "_started") or (
             file == background.__file__ and name in ("join", "settle", "_launch")
         ):
-            # What is raised in a finalizer is lost; a writer that was started and not noted ends with its socket; and no signal strikes between the taking of a plain lock and its ``with``.
+            # What is raised in a finalizer is lost; a writer process that was started and not noted ends with its socket; and no
+            # signal strikes between the taking of a plain lock and its ``with``.
             return None
         if event == "line":
             self.seen += 1

@@ -93,8 +93,7 @@ class CheckpointEngine:
         self.keep = keep or Keep()
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)
-        if writer == "process":
-            check_process_writer(self._store)
+        check_process_writer(writer, self._store)
         self._when = when
         self._fingerprint = dict(fingerprint or {})
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
@@ -115,8 +114,7 @@ class CheckpointEngine:
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
         self._held = ExitStack()
-        self._ready = False
-        self._closed = False
+        self._ready = self._closed = False
         self._last = Reading()
         self._pid = os.getpid()
         # An engine that is dropped without close() gives its root up, too. Not with the engine itself, but with what the thread

@@ -11,6 +11,7 @@ from milepost.engine.capture import Staged
 from milepost.engine.catch_up import catch_up
 from milepost.engine.messages import Bring, Brought, Done, Failure, Letter, Over, Posted, StagedLog, State
 from milepost.engine.session import Order, Session
+from milepost.engine.settings import WriterKind
 from milepost.engine.shared_arena import MemoryFile, SharedArena
 from milepost.engine.writer import settle_logs
 from milepost.engine.writer_child import WriterChild
@@ -30,8 +31,10 @@ _IDLE_S = 60.0
 """How long a writer with nothing to write may take to end before it is killed."""
 
 
-def check_process_writer(store: Store) -> None:
-    """Raise `UsageError` (kind ``no-process-writer``) where a process of its own could not write to ``store``."""
+def check_process_writer(writer: WriterKind, store: Store) -> None:
+    """Raise `UsageError` (kind ``no-process-writer``) if a process is to write to ``store``, and cannot."""
+    if writer != "process":
+        return
     why = ""
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         why = "it needs memory files and process descriptors (Linux 5.3 or newer)"
