@@ -26,6 +26,7 @@ from bench.measure import Contender, Kind
 from bench.states import Workload
 from milepost import CheckpointEngine, Keep
 from milepost.clock import SystemClock
+from milepost.engine.settings import WriterKind
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 

@@ -34,6 +34,13 @@ def gate() -> None:
     writer_child._NEEDED = (*writer_child._NEEDED, "tests")
 
 
+def _write(place: Path, gate: dict[str, object]) -> None:
+    """Write a gate whole: a writer may be looking at it at this very moment."""
+    fresh = place / "gate.new"
+    fresh.write_text(json.dumps(gate))
+    fresh.replace(place / "gate.json")
+
+
 class Gate:
     """Set a gate, and wait for a writer at it."""
 
@@ -47,7 +54,7 @@ class Gate:
 
     def set(self, act: str, operation: str = "*", path: str = "*", nth: int = 1, times: int = 1) -> None:
         gate = {"operation": operation, "path": path, "nth": nth, "act": act, "times": times}
-        (self.place / "gate.json").write_text(json.dumps(gate))
+        _write(self.place, gate)
 
     def open(self) -> None:
         """Take it away."""
@@ -107,7 +114,7 @@ class GatedPosix(Posix):
             self._seen[text] = self._seen.get(text, 0) + 1
             if self._seen[text] != gate["nth"] or gate["times"] < 1:
                 return
-            (place / "gate.json").write_text(json.dumps(gate | {"times": gate["times"] - 1}))
+            _write(place, gate | {"times": gate["times"] - 1})
             self._act(gate["act"], place)
 
     def _act(self, act: str, place: Path) -> None:
