@@ -24,10 +24,11 @@ def measure(setting: Setting) -> Outcome:
     size = setting.scaled(1_000_000_000, 100_000_000)
     workload = arrays(200, size, f"{size / 1e6:.0f} MB fp32 in 200 arrays, saved beside steps of a small network")
     step = training()
-    savers = [milepost(workload, setting.place)]
-    if "process" in writers():
-        savers.append(milepost(workload, setting.place, name=PROCESS_WRITER, writer="process"))
-    savers += chosen(peers(workload, setting.place), DCP_REUSED, DCP_PROCESS, CLONE)
+    savers = [
+        milepost(workload, setting.place),
+        milepost(workload, setting.place, name=PROCESS_WRITER, writer="process"),
+        *chosen(peers(workload, setting.place), DCP_REUSED, DCP_PROCESS, CLONE),
+    ]
     alone = setting.scaled(200, 40)
     with closing(savers):
         contenders = [Contender(saver.name, saver.kind, _sampled(saver, workload, step, alone)) for saver in savers]

@@ -31,6 +31,7 @@ from bench.measure import Contender, Kind
 from bench.states import Workload
 from milepost import CheckpointEngine, Keep
 from milepost.clock import SystemClock
+from milepost.engine.settings import WriterKind
 from milepost.records import Summary
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
@@ -89,11 +90,6 @@ def closing(savers: Sequence[Saver]) -> Iterator[None]:
             saver.close()
 
 
-def writers() -> list[str]:
-    """Return the ways in which milepost writes beside training here."""
-    return ["thread", *(["process"] if find_spec("milepost.engine.process_writer") else [])]
-
-
 def milepost(
     workload: Workload,
     place: Path,
@@ -101,7 +97,7 @@ def milepost(
     posix: Posix | None = None,
     name: str = "milepost",
     whole: bool = True,
-    writer: Any = "thread",
+    writer: WriterKind = "thread",
 ) -> Saver:
     """Return milepost as a user sets it up, its arena warm. ``whole``: every array is to be written by every save."""
     root = place / name
