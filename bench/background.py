@@ -13,7 +13,7 @@ import torch
 
 from bench.goals import CLONE, DCP_PROCESS, DCP_REUSED, PROCESS_WRITER
 from bench.measure import Contender, Outcome, Setting, interleave
-from bench.savers import Saver, chosen, closing, milepost, peers, phases, writers
+from bench.savers import Saver, chosen, closing, milepost, peers, phases
 from bench.states import Workload, arrays
 
 Step = Callable[[], object]

@@ -10,7 +10,6 @@ from pathlib import Path
 from bench.apart import run_apart
 from bench.goals import CLONE, DCP, DCP_PROCESS, DCP_REUSED, PROCESS_WRITER, SYNCED
 from bench.measure import Contender, Outcome, Setting, interleave
-from bench.savers import writers
 
 SAVES = 3
 _PEERS = (SYNCED, DCP, DCP_REUSED, DCP_PROCESS, CLONE)
@@ -32,8 +31,7 @@ def measure(setting: Setting) -> Outcome:
         Contender("milepost", "milepost", partial(extra, "milepost")),
     ]
     if not setting.quick:
-        ours = [PROCESS_WRITER] if "process" in writers() else []
-        contenders += [Contender(name, "milepost", partial(extra, name)) for name in ours]
+        contenders.append(Contender(PROCESS_WRITER, "milepost", partial(extra, PROCESS_WRITER)))
         contenders += [Contender(name, "peer", partial(extra, name)) for name in _PEERS]
     rows = interleave(
         contenders,
