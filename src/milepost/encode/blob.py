@@ -138,7 +138,8 @@ def write_blob(
     """
     leaves = _Leaves(plan, views, known, strong, cut=compress is None)
     whole = Digest(strong=strong)
-    pool = buffers() if compress else Pool(min(plan.size_bytes, _GATHER_BYTES))
+    # A small blob needs no more than its size: to find and clear megabytes takes longer than all else.
+    pool = buffers() if compress or plan.size_bytes > _GATHER_BYTES else Pool(plan.size_bytes)
     frames: list[tuple[int, int]] = []
     size_bytes = 0
     # A small blob is one piece: there is nothing that its writing could overlap with.
