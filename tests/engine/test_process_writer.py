@@ -171,12 +171,9 @@ def test_a_start_says_for_which_step_it_waits_and_the_log_of_events_that_it_was_
         pid = trainer.process.pid
         trainer.kill()
 
-        def wait(seconds: float) -> None:
-            if "trainer-gone" in events(root):
-                gate.go()
-            threading.Event().wait(seconds)
-
-        assert started_again(local(root, wait=wait)) == 7
+        while "trainer-gone" not in events(root):
+            threading.Event().wait(0.01)
+        assert started_again(local(root, wait=going_on(gate))) == 7
     assert f"waiting for the writer of pid {pid}, which is gone, to publish step 7; 60 s at most" in caplog.text
 
 

@@ -103,6 +103,8 @@ class ProcessWriter:
         assert self._job is None
         self._refused, self._waited_for, self._wave = None, False, 0
         self._job = _Job(staged, order)
+        # What a device still copies would be read by the other process before it is there.
+        staged.arrived()
         try:
             if not self._send(self._child or self.start()):
                 self._tell(self._ended())
@@ -187,6 +189,7 @@ class ProcessWriter:
         self._wave = wave
         try:
             self._job.staged.bring(wave)
+            self._job.staged.arrived()
         except StoreError as error:
             return messages.failure_of(error)
         return None
