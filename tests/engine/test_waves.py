@@ -280,7 +280,7 @@ def test_a_copy_in_waves_that_finds_no_room_says_so_and_the_next_save_shares(tmp
     store = FaultStore(local(tmp_path))
     with Run(store, keep=Keep(last=3, independent=2), on_save_error="warn") as run:
         assert save_one_change(run, 1) == 1
-        store.fail("create", "generations/*", error=FULL)
+        store.fail("commit_blob", nth=5, error=FULL)  # the last one: no wave comes again
         assert save_one_change(run, 2) == 1
         assert "no space left on device" in events(store, "save-failed")[-1]["error"]
         assert save_one_change(run, 3) == 3
