@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from milepost.encode.blob import PAGE_BYTES
-from milepost.records import LeafRecord, LeafSpec, Manifest
+from milepost.records import LeafRecord, LeafSpec, Manifest, is_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,20 @@ class Stored:
 
 
 def _mostly_unused(shared: Mapping[int, LeafRecord], base: Manifest) -> frozenset[int]:
+    """Find the blobs of which less than half is in use.
+
+    Those which hold nothing but pieces of logs are let be while all that is dead in them is less than what lives of the logs:
+    a ring overwrites its rows in the order in which they were written, and soon the whole file goes.
+    """
     used: defaultdict[int, int] = defaultdict(int)
-    for blob, size in {(record.blob, record.start): record.size_bytes for record in shared.values()}.items():
-        used[blob[0]] += size
+    dense: set[int] = set()
+    for record in {(record.blob, record.start): record for record in shared.values()}.values():
+        used[record.blob] += record.size_bytes
+        if not is_piece(record.path):
+            dense.add(record.blob)
     # Without the header, which alone is more than a small state: else every save would write all of that anew.
-    return frozenset(blob for blob, size in used.items() if 2 * size < base.blobs[blob].raw_bytes - PAGE_BYTES)
+    dead = {blob: base.blobs[blob].raw_bytes - PAGE_BYTES - size for blob, size in used.items()}
+    crowded = frozenset(blob for blob, size in used.items() if size < dead[blob])
+    wasted = sum(max(0, size) for blob, size in dead.items() if blob not in dense)
+    living = sum(size for blob, size in used.items() if blob not in dense)
+    return crowded if wasted > living else crowded & dense
