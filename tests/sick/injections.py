@@ -77,7 +77,7 @@ def _faults() -> Iterator[Fault]:
         yield Fault("short writes", lambda _root: short(), WRITES, frozenset({"disk-full"}), lasting)
     yield Fault("short, then full", half_then_full, WRITES, frozenset({"disk-full"}), lasting=True)
     for gone in ("blobs", "generations", ""):
-        kinds = frozenset({"vanished", "replaced", "no-such-run", "nothing-valid", "damaged-leaf", "listing-lags"})
+        kinds = frozenset({"vanished", "replaced", "no-such-run", "nothing-valid", "damaged-leaf", "listing-lags", "blobs-gone"})
         yield Fault(f"{gone or 'root'} removed", lambda root, gone=gone: removing(str(root / gone)), ALL, kinds, gone=gone)  # type: ignore[misc]
 
 
