@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos fuzz soak bench check exactness
+.PHONY: help setup demo test test-all chaos fuzz soak bench bench-peers gpu-check check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,6 +33,16 @@ soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 
 
 bench: setup  ## Measure milepost, its floors and its peers; about 12 minutes on a machine that does nothing else; fails if a goal is missed
 	$(BIN)/python -m bench --page docs/performance.md
+
+bench-peers: .venvs/peers/.ready  ## Install what is heavy and only measured beside milepost (Orbax, with jax) into .venvs/peers
+
+.venvs/peers/.ready: constraints.txt
+	$(PYTHON) -m venv .venvs/peers
+	.venvs/peers/bin/python -m pip install --quiet --disable-pip-version-check orbax-checkpoint==0.12.8
+	touch $@
+
+gpu-check: setup  ## Show on a GPU that saving its tensors is exact and does not wait; says "not run" where there is none
+	$(BIN)/python -m bench.gpu_check
 
 chaos: setup .venvs/chaos/.ready  ## Let ckpt-chaos, which knows nothing of milepost, kill a trainer at each of its file operations
 	rm -rf .chaos

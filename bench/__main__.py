@@ -19,9 +19,11 @@ from bench import catalog, machine
 from bench.goals import GOALS, Goal, judge, missed
 from bench.measure import Outcome, Setting, quiet
 from bench.picture import draw
-from bench.report import Report, fill
+from bench.report import Report, fill, reached_by
 
 PICTURE = "bench.png"
+BEFORE = Path(__file__).with_name("before.json")
+"""What was reached before saving cost what changed."""
 
 
 def main(
@@ -37,7 +39,8 @@ def main(
     asked.out.mkdir(parents=True, exist_ok=True)
     facts = machine.facts(asked.out)
     outcomes = {name: _run(name, benchmarks[name], asked) for name in asked.names or benchmarks}
-    report = Report(facts, list(outcomes.values()), judge(_asked_for(goals, outcomes, asked), outcomes))
+    judged = judge(_asked_for(goals, outcomes, asked), outcomes)
+    report = Report(facts, list(outcomes.values()), judged, reached_by(asked.before))
     print(f"\n{report.text()}")
     _write(report, asked)
     return 1 if missed(report.judged) or not all(outcome.rows for outcome in outcomes.values()) else 0
@@ -50,6 +53,7 @@ def _parser(benchmarks: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="instead of each benchmark's own number")
     parser.add_argument("--seed", type=int, default=0, help="of the order within the rounds")
     parser.add_argument("--out", type=Path, default=Path(".bench"), help="where results go and states are saved: choose the disk")
+    parser.add_argument("--before", type=Path, default=BEFORE, help="the JSON of an earlier run, whose figures are shown beside")
     parser.add_argument("--json", type=Path, help="where the JSON goes, instead of bench.json in OUT")
     parser.add_argument("--page", type=Path, help="a Markdown page whose marked place is filled, its picture beside it")
     return parser

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from bench.goals import CLONE, DCP_REUSED
+from bench.goals import CLONE, DCP_PROCESS, DCP_REUSED, PROCESS_WRITER
 from bench.measure import Contender, Outcome, Setting, interleave
 from bench.savers import Saver, chosen, closing, milepost, peers, phases
 from bench.states import Workload, arrays
@@ -24,7 +24,11 @@ def measure(setting: Setting) -> Outcome:
     size = setting.scaled(1_000_000_000, 100_000_000)
     workload = arrays(200, size, f"{size / 1e6:.0f} MB fp32 in 200 arrays, saved beside steps of a small network")
     step = training()
-    savers = [milepost(workload, setting.place), *chosen(peers(workload, setting.place), DCP_REUSED, CLONE)]
+    savers = [
+        milepost(workload, setting.place),
+        milepost(workload, setting.place, name=PROCESS_WRITER, writer="process"),
+        *chosen(peers(workload, setting.place), DCP_REUSED, DCP_PROCESS, CLONE),
+    ]
     alone = setting.scaled(200, 40)
     with closing(savers):
         contenders = [Contender(saver.name, saver.kind, _sampled(saver, workload, step, alone)) for saver in savers]

@@ -106,6 +106,12 @@ class Recording(Posix):
         return calls
 
 
+def acknowledged(calls: Sequence[Call]) -> int:
+    """Return how many of a save's calls there are until it is acknowledged: the last of them closes the event log."""
+    names = [name for name, *_ in calls]
+    return names.index("close", names.index("open_append")) + 1
+
+
 def elsewhere(calls: Sequence[Call], root: str, mirror: str) -> Callable[[], None]:
     """Return what makes the same calls below ``mirror``, a tree that has gone through all earlier ones.
 

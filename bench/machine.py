@@ -90,5 +90,13 @@ def peak_bytes() -> int:
     return _status_bytes("VmHWM")
 
 
-def _status_bytes(key: str) -> int:
-    return int(_line("/proc/self/status", key).split()[0]) * 1024
+def children_peak_bytes() -> int:
+    """Return the most memory that each child of this process ever held, added up."""
+    tasks = Path("/proc/self/task").iterdir()
+    children = {child for task in tasks for child in (task / "children").read_text().split()}
+    return sum(_status_bytes("VmHWM", child) for child in children)
+
+
+def _status_bytes(key: str, process: str = "self") -> int:
+    found = _line(f"/proc/{process}/status", key).split()
+    return int(found[0]) * 1024 if found[0].isdigit() else 0

@@ -118,9 +118,9 @@ def interleave(
             spent_s[contender] += time.perf_counter() - started
     place = {contender.name: index for index, contender in enumerate(contenders)}
     what = list(dict.fromkeys(quantity for name in place for owner, _, quantity in found if owner == name))
+    known: Mapping[str, Literal["bytes", "s/GB"]] = {"written": "bytes", **(units or {})}
     rows = [
-        Row(name, kind, quantity, tuple(values), (units or {}).get(quantity, "s"))
-        for (name, kind, quantity), values in found.items()
+        Row(name, kind, quantity, tuple(values), known.get(quantity, "s")) for (name, kind, quantity), values in found.items()
     ]
     return tuple(sorted(rows, key=lambda row: (what.index(row.quantity), place[row.contender])))
 

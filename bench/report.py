@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.goals import Judged
@@ -15,7 +15,9 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 _FIGURES = ("quantity", "of", "median", "min", "max", "MAD", "rounds", "milepost")
 _Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], Iterator[str]]
 """Return lines from a head, rows, and the number of columns whose text starts at the left."""
-_GOALS = ("operation", "against", "goal", "reached", "verdict")
+_GOALS = ("operation", "against", "goal", "before", "reached", "verdict")
+Before = Mapping[tuple[str, str, str, str], float]
+"""What an earlier run reached, by benchmark, quantity, whose it is and what it is held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Report:
     machine: Mapping[str, str]
     outcomes: Sequence[Outcome]
     judged: Sequence[Judged]
+    before: Before = field(default_factory=dict)
 
     def text(self) -> str:
         """Return the tables for a terminal."""
@@ -50,7 +53,7 @@ class Report:
             yield from ("", *(f"{item}{note}" for note in outcome.notes)) if outcome.notes else ()
         if self.judged:
             yield from ("", heading.format("goals"), "")
-            yield from table(_GOALS, [_goal(one) for one in self.judged], 2)
+            yield from table(_GOALS, [_goal(one, self.before) for one in self.judged], 2)
 
 
 def _figures(outcome: Outcome, row: Row) -> tuple[str, ...]:
@@ -61,9 +64,18 @@ def _figures(outcome: Outcome, row: Row) -> tuple[str, ...]:
     return (row.quantity, row.contender, *(amount(value, row.unit) for value in figures), str(len(row.values)), compared)
 
 
-def _goal(one: Judged) -> tuple[str, ...]:
-    verdict = f"{one.verdict} (needs {one.goal.needs})" if one.goal.needs else one.verdict
-    return (f"{one.goal.operation} [{one.goal.benchmark}]", one.goal.against, one.goal.words, one.words, verdict)
+def _goal(one: Judged, before: Before) -> tuple[str, ...]:
+    goal = one.goal
+    verdict = f"{one.verdict} (needs {goal.needs})" if goal.needs else one.verdict
+    earlier = goal.worded(before.get((goal.benchmark, goal.quantity, goal.of, goal.against)))
+    return (f"{goal.operation} [{goal.benchmark}]", goal.against, goal.words, earlier, one.words, verdict)
+
+
+def reached_by(earlier: Path) -> Before:
+    """Return what an earlier run reached, from the JSON that it wrote or what was kept of it; nothing if there is no file."""
+    goals = json.loads(earlier.read_text(encoding="utf-8"))["goals"] if earlier.exists() else ()
+    keyed = {tuple(one[part] for part in ("benchmark", "quantity", "of", "against")): one["reached"] for one in goals}
+    return {key: reached for key, reached in keyed.items() if reached is not None}  # type: ignore[misc]
 
 
 def amount(value: float, unit: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+from bench.apart_orbax import MISSING, Orbax, installed
 from bench.floors import Touched, read_and_digest
-from bench.goals import READ
+from bench.goals import ORBAX, READ
 from bench.machine import drop_cached, files_below
 from bench.measure import Contender, Kind, Outcome, Setting, interleave, timed
 from bench.savers import milepost
@@ -32,9 +34,19 @@ def measure(setting: Setting) -> Outcome:
         ("dcp.load", "peer", lambda: state_dict_loader.load(dict(workload.tree), checkpoint_id=places["dcp.load"], no_dist=True)),
     ]
     contenders = [Contender(name, kind, _cold_and_warm(load, places[name])) for name, kind, load in loads]
-    rows = interleave(contenders, setting, rounds=setting.scaled(9, 3), budget_s=setting.scaled(70, 6))
+    apart = Orbax(workload, setting.place) if installed() else None
+    with apart or nullcontext():
+        if apart:
+            apart.ask("sync")
+            contenders.append(Contender(ORBAX, "peer", lambda: _apart(apart)))
+        rows = interleave(contenders, setting, rounds=setting.scaled(9, 3), budget_s=setting.scaled(80, 6))
     notes = ("milepost: constructing the engine, claiming the run and closing it included; peers verify no digest of the arrays",)
-    return Outcome("resume", workload.words, rows, notes)
+    return Outcome("resume", workload.words, rows, (*notes, "Orbax: into fresh arrays" if apart else MISSING))
+
+
+def _apart(apart: Orbax) -> Mapping[str, float]:
+    drop_cached(apart.folder)
+    return {"cold": apart.ask("load")["load"], "warm": apart.ask("load")["load"]}
 
 
 def _write_all(workload: Workload, place: Path) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import shutil
@@ -18,14 +19,19 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import distributed
+from torch.distributed.checkpoint import _async_process_executor as executor
 from torch.distributed.checkpoint import state_dict_saver as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from bench.goals import CLONE, DCP, DCP_REUSED, DCP_SAVE, SAFETENSORS, SAVE, SYNCED
+from bench.goals import CLONE, DCP, DCP_PROCESS, DCP_REUSED, DCP_SAVE, SAFETENSORS, SAVE, SYNCED
+from bench.machine import files_below
 from bench.measure import Contender, Kind
 from bench.states import Workload
 from milepost import CheckpointEngine, Keep
 from milepost.clock import SystemClock
+from milepost.engine.settings import WriterKind
+from milepost.records import Summary
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 
@@ -44,6 +50,10 @@ class Saver:
     """When it is finished, the disk has every byte; without it there is nothing to compare a durable save with."""
     clean: Callable[[], object] = lambda: None
     close: Callable[[], object] = lambda: None
+    rest: Callable[[], object] = lambda: None
+    """Waits for what is done beside training once the save is durable: the next sample is not to run beside it."""
+    written: Callable[[], int] | None = None
+    """Says how many bytes of data the last save wrote; asked before `clean`."""
 
 
 def contender(saver: Saver, workload: Workload) -> Contender:
@@ -56,9 +66,14 @@ def contender(saver: Saver, workload: Workload) -> Contender:
         stalled = time.perf_counter()
         finish()
         durable = time.perf_counter()
-        saver.clean()
         figures = {"stall": stalled - started}
-        return figures | {"durable": durable - started} if saver.synced else figures
+        if saver.synced:
+            figures["durable"] = durable - started
+        if saver.written:
+            figures["written"] = float(saver.written())
+        saver.rest()
+        saver.clean()
+        return figures
 
     return Contender(saver.name, saver.kind, sample)
 
@@ -74,13 +89,23 @@ def closing(savers: Sequence[Saver]) -> Iterator[None]:
             saver.close()
 
 
-def milepost(workload: Workload, place: Path, *, posix: Posix | None = None, name: str = "milepost", whole: bool = True) -> Saver:
+def milepost(
+    workload: Workload,
+    place: Path,
+    *,
+    posix: Posix | None = None,
+    name: str = "milepost",
+    whole: bool = True,
+    writer: WriterKind = "thread",
+) -> Saver:
     """Return milepost as a user sets it up, its arena warm. ``whole``: every array is to be written by every save."""
     root = place / name
-    store = LocalStore(root, SystemClock(), posix=posix)
-    engine = CheckpointEngine(store, state=workload.state, keep=Keep(last=2))
+    # By its path where no system call is to be seen: a writer process opens the store anew.
+    where = LocalStore(root, SystemClock(), posix=posix) if posix else root
+    engine = CheckpointEngine(where, state=workload.state, keep=Keep(last=2), writer=writer)
     engine.claim()
     steps = iter(range(1 << 40))
+    newest: list[Summary] = []
 
     def start() -> Finish:
         engine.save(next(steps))
@@ -90,10 +115,13 @@ def milepost(workload: Workload, place: Path, *, posix: Posix | None = None, nam
         saved = engine.wait()
         if whole and (saved is None or saved.new_bytes < workload.size_bytes):
             raise RuntimeError("milepost did not write every byte: what was measured is not what it is compared with")
+        newest[:] = [saved] if saved else []
 
     workload.change()
     start()()
-    return Saver(name, "milepost", start, close=engine.close)
+    rest = engine._background.settle
+    rest()
+    return Saver(name, "milepost", start, close=engine.close, rest=rest, written=lambda: newest[0].new_bytes)
 
 
 def phases(root: Path) -> str:
@@ -114,12 +142,16 @@ def peers(workload: Workload, place: Path, *, warm: bool = True) -> list[Saver]:
     tree: dict[str, Any] = dict(workload.tree)
     flat = dict(workload.tensors)
     stager = DefaultStager(StagingOptions(False, False, False, False))
+    apart = _DcpProcess(tree, folder)
     if warm:
         stager.stage(tree)
 
     def clean() -> None:
         file.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+    def written() -> int:
+        return sum(path.stat().st_size for root in (file, folder) for path in files_below(root))
 
     def directly(save: Callable[[], object]) -> Callable[[], Finish]:
         def start() -> Finish:
@@ -148,15 +180,46 @@ def peers(workload: Workload, place: Path, *, warm: bool = True) -> list[Saver]:
         pool.shutdown(wait=False)
         return saving.result
 
-    return [
+    made = [
         Saver(SAVE, "peer", directly(lambda: torch.save(tree, file)), synced=False, clean=clean),
         Saver(SYNCED, "peer", directly(lambda: _torch_save(tree, file)), clean=clean),
         Saver(SAFETENSORS, "peer", directly(save_safetensors), clean=clean),
         Saver(DCP_SAVE, "peer", directly(lambda: dcp.save(tree, checkpoint_id=folder, no_dist=True)), clean=clean),
         Saver(DCP, "peer", async_save(None), clean=clean),
         Saver(DCP_REUSED, "peer", async_save(stager), clean=clean, close=stager.close),
+        Saver(DCP_PROCESS, "peer", apart.start, clean=clean, close=apart.close),
         Saver(CLONE, "peer", clone_and_go, clean=clean),
     ]
+    return [dataclasses.replace(saver, written=written) for saver in made]
+
+
+class _DcpProcess:
+    """Let a process of torch's own write: staged in memory shared with it, which needs a process group of one."""
+
+    def __init__(self, tree: dict[str, Any], folder: Path) -> None:
+        self._tree, self._folder = tree, folder
+        self._stager: DefaultStager | None = None
+
+    def start(self) -> Finish:
+        if self._stager is None:
+            if not distributed.is_initialized():
+                distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+            self._stager = DefaultStager(StagingOptions(False, True, False, False))
+        saving = dcp.async_save(
+            self._tree,
+            checkpoint_id=self._folder,
+            async_checkpointer_type=dcp.AsyncCheckpointerType.PROCESS,
+            async_stager=self._stager,
+        )
+        assert isinstance(saving, Future)
+        return saving.result
+
+    def close(self) -> None:
+        if self._stager is not None:
+            self._stager.close()
+            self._stager = None
+            executor._CHECKPOINT_PROCESS = None  # it ends with its last reference
+            distributed.destroy_process_group()
 
 
 def _torch_save(tree: Mapping[str, Any], file: Path) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from pathlib import Path
 
+import numpy as np
+
+import milepost
 from fuzz.targets import FRAME, ODD, RECORDS, TARGETS, base
 from milepost.encode.digest import unseal
+from milepost.state.tree import LiveLeaf, flatten
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 
@@ -24,6 +29,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
         specs = [[leaf["kind"], leaf["dtype"], leaf["shape"], leaf["stop"] - leaf["start"]] for leaf in component["leaves"]]
         text = json.dumps([component["tree"], specs], separators=(",", ":")).encode()
         found["tree"][f"seed-{component['name']}"] = text + b"\0some bytes"
+    found["tree"]["seed-logs"] = _logs()
     for index, leaf in enumerate(name for name in (*files, "blobs/000003-t2-01d0000000000019.safetensors.part")):
         found["names"][f"seed-{index}"] = leaf.encode()
     for index, text in enumerate(("float32", ">i4", "<U5", "datetime64[3ns]", 'struct[8,[["a","int32",[],0],["b","<U1",[],4]]]')):
@@ -38,6 +44,17 @@ def seeds() -> dict[str, dict[str, bytes]]:
     found["frame"]["seed-raw"] = b"\5\0" + FRAME
     found["frame"]["seed-repeated"] = bytes.fromhex("0010") + bytes.fromhex("28b52ffd6000" + "0f" + "03800000") + b"x"
     return found
+
+
+def _logs() -> bytes:
+    """Return a tree with a ring and a queue in it. The bytes at its end are the queue's index: it is as long as they are."""
+    ring = milepost.Rows({"a": np.zeros((6, 2)), "b": np.zeros(6, np.int32)}, count=8)
+    ring.log.piece_bytes = 60
+    queue = milepost.Items(deque([{"n": 1, "a": np.zeros(3)}, (True, np.zeros(2, np.uint8))]), count=5)
+    flat = flatten({"ring": ring, "queue": queue}, "x")
+    specs = [[leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, leaf.size_bytes] for leaf in flat.leaves]
+    index = next(leaf for leaf in flat.leaves if isinstance(leaf, LiveLeaf) and ".index[" in leaf.path)
+    return json.dumps([flat.node, specs], separators=(",", ":")).encode() + b"\0" + bytes(index.value)
 
 
 if __name__ == "__main__":

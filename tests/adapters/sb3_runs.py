@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,58 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
+from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnNoModelImprovement
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
+from milepost.envs import register_plain
+
 # The first step of an optimizer imports half of torch: once here, not once in every child.
 torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).step()
 KILLED = 9
 NET = {"net_arch": [16]}
+
+
+@register_plain
+class Reach(gym.Env[Any, Any]):
+    """Move a point on a line to where it is wanted: the smallest task with goals. Episodes end after 3 to 13 steps."""
+
+    def __init__(self, discrete: bool = False) -> None:
+        box = gym.spaces.Box(-10, 10, (1,), np.float32)
+        self.observation_space = gym.spaces.Dict({"observation": box, "achieved_goal": box, "desired_goal": box})
+        self.action_space = gym.spaces.Discrete(3) if discrete else gym.spaces.Box(-1, 1, (1,), np.float32)
+        self.state = np.zeros(2, np.float32)
+        self._elapsed_steps = self.longest = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.state = self.np_random.uniform(-3, 3, 2).astype(np.float32)
+        self._elapsed_steps, self.longest = 0, int(self.np_random.integers(3, 14))
+        return self._observed(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.state[0] += np.clip(np.float32(np.ravel(action)[0]), -1, 1) - np.float32(
+            isinstance(self.action_space, gym.spaces.Discrete)
+        )
+        self._elapsed_steps += 1
+        seen = self._observed()
+        info = {"distance": float(abs(self.state[0] - self.state[1])), "step": np.int64(self._elapsed_steps)}
+        reward = float(self.compute_reward(seen["achieved_goal"], seen["desired_goal"], [info])[0])
+        return seen, reward, reward == 0, self._elapsed_steps >= self.longest, info
+
+    def compute_reward(self, achieved: Any, desired: Any, infos: Any) -> Any:
+        # What the infos say counts, so that a resume which loses them is found out.
+        seen = [info.get("distance", 0.0) for info in infos]
+        return -(np.abs(achieved - desired).reshape(-1) > 0.3).astype(np.float32) - np.float32(1e-3) * np.array(seen, np.float32)
+
+    def _observed(self) -> dict[str, Any]:
+        return {
+            "observation": self.state[:1].copy(),
+            "achieved_goal": self.state[:1].copy(),
+            "desired_goal": self.state[1:].copy(),
+        }
 
 
 class KillAt(BaseCallback):
@@ -68,7 +111,8 @@ def env_of(name: str, count: int = 1, seed: int = 5, monitor: Path | None = None
     """Return ``count`` envs, each in a Monitor, with csv files if asked for."""
 
     def maker(index: int) -> Callable[[], gym.Env[Any, Any]]:
-        return lambda: Monitor(gym.make(name), None if monitor is None else str(monitor / f"{index}"))
+        made = {"Reach": Reach, "Reach, discrete": lambda: Reach(discrete=True)}.get(name, lambda: gym.make(name))
+        return lambda: Monitor(made(), None if monitor is None else str(monitor / f"{index}"))
 
     venv = DummyVecEnv([maker(index) for index in range(count)])
     venv.seed(seed)
@@ -113,7 +157,13 @@ def off_policy(cls: Any, seed: int, env: Any, **options: Any) -> Any:
         "policy_kwargs": dict(NET),
         "seed": seed,
     }
-    return cls("MlpPolicy", env, device="cpu", **{**settings, **options})
+    policy = "MultiInputPolicy" if isinstance(env.observation_space, gym.spaces.Dict) else "MlpPolicy"
+    return cls(policy, env, device="cpu", **{**settings, **options})
+
+
+def her(cls: Any, seed: int, env: Any, copy_info_dict: bool = False, **options: Any) -> Any:
+    kwargs = {"copy_info_dict": copy_info_dict, "goal_selection_strategy": "future", "n_sampled_goal": 2}
+    return off_policy(cls, seed, env, replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs=kwargs, **options)
 
 
 def ppo_stacked(seed: int, folder: Path) -> Any:
@@ -195,6 +245,47 @@ SCENARIOS: dict[str, tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]]
         40,
         (130,),
     ),
+    "dqn, memory optimized, 2 envs, twice around between saves": (
+        lambda s, f: (
+            off_policy(
+                DQN,
+                s,
+                env_of("CartPole-v1", 2),
+                buffer_size=20,
+                learning_starts=10,
+                optimize_memory_usage=True,
+                replay_buffer_kwargs={"handle_timeout_termination": False},
+            ),
+            [],
+        ),
+        200,
+        42,
+        (70, 150),
+    ),
+    "sac, dict observations, 2 envs": (
+        lambda s, f: (off_policy(SAC, s, env_of("Reach", 2), buffer_size=50), []),
+        200,
+        40,
+        (130,),
+    ),
+    "td3, HER, 3 envs, around between saves": (
+        lambda s, f: (her(TD3, s, env_of("Reach", 3), buffer_size=90), []),
+        420,
+        105,
+        (120, 350),
+    ),
+    "sac, HER, normalized": (
+        lambda s, f: (her(SAC, s, VecNormalize(env_of("Reach")), buffer_size=60), []),
+        240,
+        40,
+        (130,),
+    ),
+    "dqn, HER, infos": (
+        lambda s, f: (her(DQN, s, env_of("Reach, discrete", 2), copy_info_dict=True, buffer_size=70), []),
+        240,
+        40,
+        (130,),
+    ),
     "dqn, n-step, by episode": (
         lambda s, f: (off_policy(DQN, s, env_of("CartPole-v1"), n_steps=3, train_freq=(1, "episode")), []),
         200,
@@ -269,7 +360,8 @@ def pieces(model: Any, callbacks: list[BaseCallback] = ()) -> dict[str, str]:  #
     parts["observations"] = [model._last_obs, model._last_original_obs, model._last_episode_starts]
     parts["episodes"] = [(info["r"], info["l"]) for info in model.ep_info_buffer]
     buffer = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
-    parts["buffer"] = {name: value for name, value in sorted(vars(buffer).items()) if isinstance(value, (np.ndarray, int, bool))}
+    kept = {name: value for name, value in sorted(vars(buffer).items()) if isinstance(value, (np.ndarray, int, bool, dict))}
+    parts["buffer"] = {name: _untimed(value) if name == "infos" else value for name, value in kept.items()}
     parts["global generators"] = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
     parts["action space"] = None if model.action_space._np_random is None else model.action_space._np_random.bit_generator.state
     parts["envs"] = [_env(env) for env in _layers(model.env)[-1].envs]
@@ -284,6 +376,11 @@ def pieces(model: Any, callbacks: list[BaseCallback] = ()) -> dict[str, str]:  #
     return hashes
 
 
+def _untimed(infos: Any) -> str:
+    """Return a HER buffer's infos without what `Monitor` says of the time it took."""
+    return re.sub(r"'t': [0-9.e-]+", "", repr(infos.tolist()))
+
+
 def _env(env: Any) -> Any:
     base = env.unwrapped
     return [base.state, base.np_random.bit_generator.state, getattr(env, "rewards", None), env.get_wrapper_attr("_elapsed_steps")]
@@ -294,8 +391,14 @@ def _venv(layer: Any) -> Any:
         name: getattr(layer, name, None) for name in ("returns", "old_obs", "old_reward", "episode_returns", "episode_count")
     }
     for name in ("obs_rms", "ret_rms", "stacked_obs"):
-        found[name] = {key: value for key, value in vars(getattr(layer, name, type("", (), {})())).items() if "space" not in key}
+        value = getattr(layer, name, None)
+        parts = value if isinstance(value, dict) else {name: value}
+        found[name] = {key: _plain_attributes(part) for key, part in parts.items() if part is not None}
     return found
+
+
+def _plain_attributes(value: Any) -> Any:
+    return {key: item for key, item in vars(value).items() if "space" not in key}
 
 
 def _callback(callback: BaseCallback) -> Any:

@@ -83,7 +83,15 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(name: str, tmp_pa
     assert run(name, tmp_path / "killed", seed=4, kill_at=0) == alone
 
 
-@pytest.mark.parametrize("name", ["ppo, 2 envs, VecNormalize, evaluation", "dqn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ppo, 2 envs, VecNormalize, evaluation",
+        "dqn",
+        "dqn, memory optimized, 2 envs, twice around between saves",
+        "td3, HER, 3 envs, around between saves",
+    ],
+)
 def test_a_kill_while_the_writer_thread_works_changes_no_bit(name: str, tmp_path: Path) -> None:
     # Whichever generation was published by then: the run ends the same.
     alone = run(name, tmp_path / "alone", checkpoints=False)

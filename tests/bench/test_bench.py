@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench import catalog
-from bench.__main__ import main
+from bench.__main__ import BEFORE, main
 from bench.goals import GOALS, Goal, judge
 from bench.measure import Contender, Outcome, Row, Setting, interleave
-from bench.report import BEGIN, END, amount
+from bench.report import BEGIN, END, amount, reached_by
 
 TINY = {"tiny": "tests.bench.tiny:measure"}
 MET = Goal("saving nothing", "tiny", "stall", "at most", 10, "a floor")
@@ -40,6 +40,24 @@ def test_a_run_prints_a_table_and_writes_json_markdown_and_a_picture(tmp_path: P
     assert [goal["verdict"] for goal in found["goals"]] == ["met", "not built yet"]
     assert "| stall | milepost | 30 ms |" in (tmp_path / "bench.md").read_text()
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_an_earlier_run_reached_stands_beside_what_is_reached_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, goals=(MET,))
+    kept = tmp_path / "bench.json"
+    kept.write_text(kept.read_text().replace('"reached": 10.0', '"reached": 25.0'))
+    run(tmp_path, "--before", str(kept), goals=(MET, LATER))
+    assert re.search(r"saving nothing \[tiny\] +a floor +≤ 10 × +25 × +10 × +met", capsys.readouterr().out)
+    run(tmp_path, "--before", str(tmp_path / "nowhere.json"), goals=(MET,))
+    assert re.search(r"saving nothing \[tiny\] +a floor +≤ 10 × +10 × +met", capsys.readouterr().out)
+
+
+def test_the_figures_from_before_are_of_goals_that_are_still_there() -> None:
+    known = {(goal.benchmark, goal.quantity, goal.of, goal.against) for goal in GOALS}
+    assert len(reached_by(BEFORE)) >= 15
+    assert reached_by(BEFORE).keys() <= known
 
 
 def test_a_missed_goal_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

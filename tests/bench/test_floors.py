@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from bench import small_state
+from bench import apart_orbax, small_state
 from bench.floors import Counting, Recording, Touched, elsewhere, read_and_digest
 from bench.machine import files_below
 from bench.measure import Setting
@@ -66,7 +67,7 @@ def test_a_save_that_shares_what_it_should_write_is_no_measurement(tmp_path: Pat
     with pytest.raises(RuntimeError, match="did not write every byte"):
         saver.start()()
     saver.close()
-    assert phases(tmp_path / "milepost").startswith("milepost's thread, in ms: digest ")
+    assert phases(tmp_path / "milepost").startswith("milepost's thread, in ms: write ")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -75,10 +76,57 @@ def test_every_peer_saves_all_of_an_optimizer_and_leaves_nothing(tmp_path: Path)
     assert workload.size_bytes > 3_000_000
     for saver in peers(workload, tmp_path):
         saver.start()()
+        assert saver.written is not None
+        assert workload.size_bytes < saver.written() < 1.1 * workload.size_bytes + 100_000, saver.name
         assert sum(path.stat().st_size for path in files_below(tmp_path)) > workload.size_bytes, saver.name
         saver.clean()
         saver.close()
         assert list(files_below(tmp_path)) == []
+
+
+def test_orbax_is_measured_where_it_is_installed_and_missed_aloud_where_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart_orbax, "PYTHON", tmp_path / "nowhere")
+    assert not apart_orbax.installed()
+    assert apart_orbax.MISSING == "Orbax: not installed: make bench-peers installs it"
+
+
+def test_the_process_that_saves_by_orbax_answers_each_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Orbax itself is heavy: a stand-in of the few names that are used saves a file.
+    monkeypatch.setattr(apart_orbax, "PYTHON", Path(sys.executable))
+    stand_in = tmp_path / "modules" / "orbax"
+    stand_in.mkdir(parents=True)
+    (stand_in / "checkpoint.py").write_text(STAND_IN)
+    monkeypatch.setattr(apart_orbax, "ENVIRONMENT", {"PYTHONPATH": str(stand_in.parent)})
+    workload = arrays(3, 3000, "")
+    with apart_orbax.Orbax(workload, tmp_path) as orbax:
+        for one in orbax.contenders():
+            assert one.sample().keys() == {"stall", "durable", "written"}
+        orbax.ask("sync")
+        assert orbax.ask("load").keys() == {"load"}
+    monkeypatch.setattr(apart_orbax, "ENVIRONMENT", {"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(RuntimeError, match=r"(?s)Orbax ended.*No module named 'orbax"):
+        apart_orbax.Orbax(workload, tmp_path)
+
+
+STAND_IN = """
+import pathlib, pickle
+class args:
+    PyTreeSave = staticmethod(lambda tree: tree)
+    PyTreeRestore = staticmethod(lambda: None)
+def PyTreeCheckpointHandler(): pass
+class Checkpointer:
+    def __init__(self, handler): pass
+    def save(self, path, args):
+        path.mkdir()
+        (path / "data").write_bytes(pickle.dumps(args))
+    def restore(self, path, args):
+        return pickle.loads((path / "data").read_bytes())
+class AsyncCheckpointer(Checkpointer):
+    def wait_until_finished(self): pass
+    def close(self): pass
+"""
 
 
 def test_a_benchmark_of_milepost_runs_from_end_to_end(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 
 import milepost
@@ -34,7 +35,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_verb_on_a_run_takes_a_key() -> None:
-    verbs = [name for name, command in main.commands.items() if "root" in {each.name for each in command.params}]
+    commands = {name: main.get_command(Context(main), name) for name in main.list_commands(Context(main))}
+    verbs = [name for name, command in commands.items() if "root" in {each.name for each in command.params}]
     assert {"ls", "show", "verify", "rollback", "reset", "drop", "sign", "pin", "unpin"} <= set(verbs)
     for name in verbs:
         assert "--key-file" in call(name, "--help").output, name

@@ -126,3 +126,24 @@ def test_an_engine_that_is_dropped_without_close_gives_its_root_up(tmp_path: Pat
                 thread.join()
         gc.collect()
     assert read(local(tmp_path)).head.step == 3  # type: ignore[union-attr]
+
+
+def test_an_engine_that_is_dropped_while_it_saves_holds_its_root_until_the_save_is_there(tmp_path: Path) -> None:
+    store = FaultStore(local(tmp_path))
+    gate = store.pause("commit_blob")
+
+    def attempt() -> None:
+        engine = CheckpointEngine(store, state=state_at(1))
+        engine.resume()
+        engine.save(1)
+
+    attempt()
+    gate.wait_until_reached()
+    gc.collect()
+    with pytest.raises(ConflictError), local(tmp_path).guard(wait_s=0.0, take_over=False):
+        pytest.fail("the next start would fence a save that was staged")
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "milepost-writer"]
+    gate.release()
+    thread.join()
+    with local(tmp_path).guard(wait_s=0.0, take_over=False):
+        assert read(local(tmp_path)).head.step == 1  # type: ignore[union-attr]

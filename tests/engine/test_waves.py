@@ -158,11 +158,11 @@ def test_a_ctrl_c_while_training_waits_ends_the_save_and_the_next_counts(tmp_pat
         run.save(1)
         copy, copied = capture.__globals__["copy_each"], []
 
-        def interrupted(leaves: Any, memory: memoryview) -> None:
+        def interrupted(leaves: Any, memory: memoryview) -> Any:
             copied.append(len(leaves))
             if len(copied) == 3:
                 raise KeyboardInterrupt
-            copy(leaves, memory)
+            return copy(leaves, memory)
 
         capture.__globals__["stage"].__kwdefaults__["copy"] = interrupted
         try:

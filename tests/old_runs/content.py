@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+import milepost
+
 STEPS = (10, 20, 30)
 
 
@@ -35,3 +37,30 @@ def state_at(step: int) -> dict[str, Any]:
         },
         "counters": {"step": step, "episodes": step // 10},
     }
+
+
+def logs_at(step: int) -> dict[str, Any]:
+    """Return the components that came with format 2: a ring, a queue, and what shrinks."""
+    state = {
+        "logs/replay": {"rows": milepost.Rows({"obs": np.zeros((16, 3), np.uint8), "reward": np.zeros(16, np.float32)})},
+        "logs/queue": {"episodes": milepost.Items(deque(maxlen=4))},
+        "logs/extra": {"seen": np.zeros(1 << 21, np.bool_)},
+    }
+    for each in STEPS:
+        if each <= step:
+            go_on(state, each)
+    return state
+
+
+def go_on(state: dict[str, Any], step: int) -> None:
+    """Train ``state`` on to ``step``: ten more rows, two older ones changed, two more episodes."""
+    rows, episodes = state["logs/replay"]["rows"], state["logs/queue"]["episodes"]
+    for row in range(step - 10, step):
+        rows.arrays["obs"][rows.position], rows.arrays["reward"][rows.position] = row, row / 2
+        rows.advance()
+    if step > STEPS[0]:
+        rows.arrays["reward"][[(step - 12) % 16, (step - 11) % 16]] = -1
+        rows.touch(step - 12, step - 10)
+    for length in (2, 3):
+        episodes.append({"return": float(step), "actions": np.arange(length) + step})
+    state["logs/extra"]["seen"][step] = True

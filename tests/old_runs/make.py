@@ -14,7 +14,7 @@ from milepost.publish import pins
 from milepost.publish.term import Identity
 from milepost.records import FORMAT_VERSION
 from milepost.store.local import LocalStore
-from tests.old_runs.content import STEPS, state_at
+from tests.old_runs.content import STEPS, go_on, logs_at, state_at
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     provenance.git_commit = lambda: ""
     clock = FakeClock(prefix="01d0")
     store = LocalStore(root, clock)
-    state: dict[str, Any] = state_at(0)
+    state: dict[str, Any] = state_at(0) | logs_at(0)
     for steps in (STEPS[:2], STEPS[2:]):
         engine = CheckpointEngine(store, state=state, keep=Keep(last=2, best=1, by="score"), writer="inline", clock=clock)
         with engine:
@@ -36,6 +36,7 @@ def main() -> None:
             for step in steps:
                 for component, value in state_at(step).items():
                     state[component].update(value)
+                go_on(state, step)
                 engine.report(step, {"score": float(step)})
                 engine.save(step, episodes=step // 10)
     pins.pin(store, 2, by="tests")

@@ -68,7 +68,8 @@ class Machine(RuleBasedStateMachine):
         """Stage, and note what is there."""
         staged = self.saves.stage({"log": self.live})
         assert self.doubted or not staged[0].logs[0].doubt, "nothing was changed in silence"
-        self.doubted = False
+        # Where there is nothing to share with, all is written in any case: the doubt waits for the save that can tell it.
+        self.doubted = self.doubted and not staged[0].logs[0].doubt
         return staged, self.content(self.live)
 
     def publish(self, staged: tuple[Flat, Generation], content: Any) -> None:

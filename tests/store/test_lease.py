@@ -24,8 +24,9 @@ from milepost.publish import layout
 from milepost.publish.term import Identity, claim
 from milepost.store.base import Store
 from milepost.store.lease import LEASE, Lease, LeaseGuard, LeaseRecord, decode_lease
-from milepost.store.lock import Holder, boot_id, host_name, process_start_time
+from milepost.store.lock import Holder
 from milepost.store.memory import MemoryStore
+from milepost.store.process import boot_id, host_name, process_start_time
 from milepost.testing.faults import FaultStore, run_in_child
 
 TTL_S = 30.0

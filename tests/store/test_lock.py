@@ -20,8 +20,9 @@ import pytest
 from milepost.clock import FakeClock, SystemClock
 from milepost.errors import ConflictError, StoreError
 from milepost.store.local import LocalStore
-from milepost.store.lock import Holder, boot_id, host_name, process_start_time, read_holder
+from milepost.store.lock import Holder, read_holder
 from milepost.store.posix import Posix
+from milepost.store.process import boot_id, host_name, process_start_time
 from milepost.testing.faults import run_in_child
 
 HOLD = """

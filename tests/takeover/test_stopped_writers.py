@@ -20,7 +20,7 @@ import pytest
 
 from milepost.engine import relief
 from milepost.publish.view import read
-from milepost.store.lock import host_name
+from milepost.store.process import host_name
 from milepost.testing.faults import run_in_child
 from milepost.testing.stopping import Child, Point, at_operation
 from tests.engine.training import Training, local, without_git

@@ -1,7 +1,9 @@
-"""Be the program ``milepost``."""
+"""Be the program ``milepost``. A verb's module is imported when that verb is asked for: to list a run needs no other."""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -10,13 +12,23 @@ import click
 
 import milepost
 from milepost.cli import failure
-from milepost.cli.change import drop, pin, reset, rollback, sign, unpin
-from milepost.cli.check import verify
-from milepost.cli.collect import gc
-from milepost.cli.compare import diff
-from milepost.cli.doctor import doctor
-from milepost.cli.look import ls, show
-from milepost.cli.scrub import scrub
+
+_HOMES = {
+    "ls": "look",
+    "show": "look",
+    "diff": "compare",
+    "verify": "check",
+    "scrub": "scrub",
+    "rollback": "change",
+    "pin": "change",
+    "unpin": "change",
+    "gc": "collect",
+    "drop": "change",
+    "reset": "change",
+    "sign": "change",
+    "doctor": "doctor",
+}
+"""The module of each verb, in the order in which ``--help`` tells of them."""
 
 
 class Milepost(click.Group):
@@ -24,13 +36,30 @@ class Milepost(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         given = sys.argv[1:] if args is None else list(args)
+        if args is None:
+            # A list of thousands of generations is no garbage, and is not to be walked in search of it every 700 objects.
+            gc.set_threshold(100_000)
         extra["standalone_mode"] = False  # click raises instead of printing and exiting in its own way
         code = failure.run(
             lambda: super(Milepost, self).main(given, *rest, **extra),
             as_json="--json" in given,
             verbose=not {"-v", "--verbose"}.isdisjoint(given),
         )
+        if args is None:
+            gc.freeze()  # nor at the end: the process gives all of it back
         sys.exit(code)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names of all verbs; click asks for each when it prints help."""
+        return [*_HOMES]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return one verb, or None."""
+        home = _HOMES.get(cmd_name)
+        if home is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"milepost.cli.{home}"), cmd_name)
+        return command
 
 
 @click.group(cls=Milepost, context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,7 +70,3 @@ def main() -> None:
     Every verb takes the run's directory (or url) first. A generation is called latest, latest~2, best, best:METRIC,
     @STEP, g000042 or 42.
     """
-
-
-for command in (ls, show, diff, verify, scrub, rollback, pin, unpin, gc, drop, reset, sign, doctor):
-    main.add_command(command)

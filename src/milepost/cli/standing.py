@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from milepost.cli.refs import recorded_rule
-from milepost.lifecycle.retain import rank
-from milepost.lifecycle.verify import resumable
+from milepost.lifecycle.retain import rank, resumable
 from milepost.publish.view import View
 
 

@@ -92,17 +92,18 @@ def _comma(body: bytes) -> bytes:
 def unseal(data: bytes, what: str) -> bytes:
     """Return the body that `seal` was given, whether it was signed or not; ``what`` names the record in the error.
 
-    Raises `CorruptError` (kind ``damaged-record``) if any byte was changed, added or removed. The whole record is made
-    again and compared, so that a flip in the digest, its name or the last newline is found like one in the body.
+    Raises `CorruptError` (kind ``damaged-record``) if any byte was changed, added or removed. The whole seal is made again
+    and compared, so that a flip in the digest, its name or the last newline is found like one in the body.
     """
     return unseal_signed(data, what)[0]
 
 
 def unseal_signed(data: bytes, what: str) -> tuple[bytes, str]:
     """Return the body that `seal` was given and the signature, empty if there is none. Whether that is right is not checked."""
-    front = data[:-_SEAL_BYTES]
-    body = front.removesuffix(b",") + b"}"
-    if len(data) <= _SEAL_BYTES or body[:1] != b"{" or seal(body) != data:
+    # As `seal` leaves it: a comma before the digest, unless that is the only member.
+    end = len(data) - _SEAL_BYTES - 1
+    body = data[: end or 1] + b"}" if end == 0 or (end > 1 and data[end : end + 1] == b",") else b""
+    if body[:1] != b"{" or data[-_SEAL_BYTES:] != _HEAD + sha256(body).encode() + _TAIL:
         raise CorruptError(
             "a record is damaged",
             kind="damaged-record",
@@ -111,7 +112,7 @@ def unseal_signed(data: bytes, what: str) -> tuple[bytes, str]:
             size_bytes=len(data),
         )
     # Looked for at the end only: a pattern that starts anywhere would read a large manifest once more.
-    signed = _SIGNATURE.search(body, max(0, len(body) - 128))
+    signed = _SIGNATURE.search(body, max(0, len(body) - 128)) if b'"signature":"' in body[-128:] else None
     if signed is None:
         return body, ""
     return body[: signed.start()] + signed[1].removeprefix(b",") + b"}", signed[2].decode()

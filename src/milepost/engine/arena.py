@@ -32,11 +32,15 @@ class Arena:
         if size_bytes <= len(self._view):
             return
         self.close()
-        self._map = mmap.mmap(-1, pages(size_bytes))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map = self._allocate(pages(size_bytes))
         self._view = memoryview(self._map)
         self.growths += 1
+
+    def _allocate(self, size_bytes: int) -> mmap.mmap:
+        memory = mmap.mmap(-1, size_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
 
     def warm(self, size_bytes: int) -> None:
         """Touch the first ``size_bytes``, so that no save waits for memory to be found and cleared."""

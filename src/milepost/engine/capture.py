@@ -11,6 +11,7 @@ from milepost.encode.blob import Item, alignment
 from milepost.encode.digest import matches
 from milepost.engine.arena import Arena, pages
 from milepost.records import LeafSpec, Node, log_of
+from milepost.state.late import Arrived, nothing_late, start_copies
 from milepost.state.log import Have, LogMark
 from milepost.state.tree import Flat, KeptLeaf, LiveLeaf, flatten, no_collection
 
@@ -83,6 +84,8 @@ class Staged:
         self.wave_count = waves
         self.wave_bytes = wave_bytes
         """How much the largest wave takes in the arena."""
+        self.arrived: Arrived = nothing_late
+        """Waits for what a device still copies of the wave. Who reads calls it first: an earlier save's bytes may lie there."""
         self._at = 0
 
     @property
@@ -96,6 +99,7 @@ class Staged:
             if self._at != wave:
                 self.bring(wave)
                 self._at = wave
+            self.arrived()
             yield wave
 
     @property
@@ -166,10 +170,9 @@ class Room(NamedTuple):
     """There are logs in it, whatever of them is new."""
 
 
-def copy_each(leaves: Sequence[Copied], memory: memoryview) -> None:
-    """Copy live leaves to where they belong."""
-    for leaf, start in leaves:
-        leaf.copy_into(memory[start : start + leaf.size_bytes])
+def copy_each(leaves: Sequence[Copied], memory: memoryview) -> Arrived:
+    """Copy live leaves to where they belong; return what waits for those that a device still copies."""
+    return start_copies((leaf, memory[start : start + leaf.size_bytes]) for leaf, start in leaves)
 
 
 def stage(
@@ -178,21 +181,26 @@ def stage(
     *,
     staging_bytes: int | None = None,
     logs: Sequence[Log] = (),
-    copy: Callable[[Sequence[Copied], memoryview], None] = copy_each,
+    copy: Callable[[Sequence[Copied], memoryview], Arrived] = copy_each,
 ) -> Staged:
     """Copy leaves into ``arena``; the first wave of them, if they do not fit into ``staging_bytes``."""
     room = lay_out(flat, staging_bytes)
     arena.reserve(capacity(room, staging_bytes))
 
+    arrived = nothing_late
+
     def bring(wave: int) -> None:
-        copy(room.waves[wave], memory)
+        nonlocal arrived
+        arrived = copy(room.waves[wave], memory)
 
     memory = arena.memory
     bring(0)
     if len(room.waves) == 1:
         room.waves.clear()  # no live object is held on to while it is written
     components = [StagedComponent(name, found.node, _placed(found, room.places[name])) for name, found in flat.items()]
-    return Staged(components, memory, waves=len(room.waves) or 1, wave_bytes=room.size_bytes, bring=bring, logs=logs)
+    staged = Staged(components, memory, waves=len(room.waves) or 1, wave_bytes=room.size_bytes, bring=bring, logs=logs)
+    staged.arrived = lambda: arrived()
+    return staged
 
 
 def capacity(room: Room, staging_bytes: int | None) -> int:

@@ -16,13 +16,14 @@ from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.opening import Opened, open_session
 from milepost.engine.overhead import Meter
+from milepost.engine.process_writer import check_process_writer, deadline_of
 from milepost.engine.redact import redact_the_log
 from milepost.engine.resuming import Resuming, parts_asked_for
 from milepost.engine.save_errors import SaveErrors
 from milepost.engine.saving import Saving
 from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Session
-from milepost.engine.settings import check_settings, whole
+from milepost.engine.settings import WriterKind, check_settings, whole
 from milepost.errors import MilepostError, UsageError
 from milepost.lifecycle.budget import Overhead
 from milepost.lifecycle.recover import Which
@@ -47,11 +48,12 @@ class CheckpointEngine:
     ``fingerprint`` names what must be equal for the same bits to come out (``{"env/id": "CartPole-v1"}``).
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
-    ``writer="inline"`` saves in the calling thread. ``staging_bytes`` is the most memory that a save may copy the state into;
-    a larger state is copied in parts, while training waits for the disk. By default it is as much as the state takes, logs
-    (`milepost.Rows`) apart. ``compress="off"`` compresses nothing, not even what shrinks. ``lease_wait`` is how many seconds
-    to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key (or
-    the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
+    ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: what was staged when the trainer is
+    killed is published all the same, within ``writer_deadline``. ``staging_bytes`` is the most memory that a save may copy the
+    state into; a larger state is copied in parts, while training waits for the disk. By default it is as much as the state
+    takes, logs (`milepost.Rows`) apart. ``compress="off"`` compresses nothing, not even what shrinks. ``lease_wait`` is how many
+    seconds to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key
+    (or the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
     refused. ``health_eval`` is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained
     again within a week, in a thread beside training.
 
@@ -71,7 +73,8 @@ class CheckpointEngine:
         strict: bool = False,
         on_save_error: Literal["raise", "warn"] = "raise",
         save_errors_max: int = 3,
-        writer: Literal["thread", "inline"] = "thread",
+        writer: WriterKind = "thread",
+        writer_deadline: str | float = "60s",
         allow_pickle: bool = False,
         trust_pickle: bool = False,
         lease_wait: float = 0.0,
@@ -90,6 +93,7 @@ class CheckpointEngine:
         self.keep = keep or Keep()
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)
+        check_process_writer(writer, self._store)
         self._when = when
         self._fingerprint = dict(fingerprint or {})
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
@@ -103,19 +107,19 @@ class CheckpointEngine:
         self._blob_bytes, self._compress = blob_bytes, compress
         self._metrics = Metrics(self.keep)
         self._meter = Meter(self._clock, when)
-        measured = (self._metrics, self._meter, self._errors)
-        self._saving = Saving(self.state, self._clock, *measured, writer, allow_pickle, dict(exactness or {}), staging_bytes)
+        measured, staging = (self._metrics, self._meter, self._errors), (allow_pickle, dict(exactness or {}), staging_bytes)
+        self._saving = Saving(self.state, self._clock, *measured, writer, deadline_of(writer_deadline), *staging)
         self._background = self._saving.background
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
         self._held = ExitStack()
-        self._ready = False
-        self._closed = False
+        self._ready = self._closed = False
         self._last = Reading()
         self._pid = os.getpid()
-        # An engine that is dropped without close() gives its root up, too; while it saves, the writer holds on to it.
-        self._finalizer = weakref.finalize(self, _give_up, self._held, self._pid)
+        # An engine that is dropped without close() gives its root up, too. Not with the engine itself, but with what the thread
+        # holds on to while it saves: with the lock given up before that, the next start would fence a save that was staged.
+        self._finalizer = weakref.finalize(self._saving, _give_up, self._held, self._pid)
 
     def __enter__(self) -> CheckpointEngine:
         self.claim()
@@ -159,6 +163,7 @@ class CheckpointEngine:
                     blob_bytes=self._blob_bytes,
                     compress=self._compress,
                 )
+                self._saving.claimed(self._open.session, guard, self._held)
                 self._begin_from(None)
                 if self._scrub_s is not None:
                     self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)

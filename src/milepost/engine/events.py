@@ -30,8 +30,7 @@ class Events:
         """Append one event. A log that cannot be written is logged, and stops nobody."""
         head = {"event": event, "at": utc_text(self._clock.wall_ns()), **self._head}
         # What errors say may hold the URL of a store with its password, or a line of somebody's configuration.
-        kept = {name: redacted_facts(fact) for name, fact in facts.items()}
-        line = seal(msgspec.json.encode(head | kept))
+        line = seal(msgspec.json.encode(head | redacted_facts(facts)))
         if len(line) > layout.MOST_RECORD_BYTES:
             line = seal(msgspec.json.encode(head | {"too_long_bytes": len(line)}))
         try:

@@ -111,6 +111,7 @@ def new_bytes(session: Session, staged: Staged) -> tuple[int, int]:
     """
     if staged.wave_count > 1:
         return staged.size_bytes, 0
+    staged.arrived()
     strong = is_signing(session.store)
     leaves = [
         NewLeaf(

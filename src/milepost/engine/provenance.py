@@ -17,7 +17,7 @@ from milepost.engine.redact import without_secrets
 from milepost.errors import UsageError
 from milepost.publish.term import Identity
 from milepost.records import Provenance
-from milepost.store.lock import boot_id
+from milepost.store.process import boot_id
 
 PACKAGES = ("milepost", "numpy", "torch", "gymnasium", "stable-baselines3")
 

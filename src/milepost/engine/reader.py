@@ -14,6 +14,7 @@ from milepost.errors import InternalError, NotFoundError
 from milepost.records import ComponentRecord, Difference, Manifest, is_piece
 from milepost.state.compare import compare
 from milepost.state.inflate import check_tree, inflate
+from milepost.state.late import Arrived, nothing_late
 from milepost.state.restore import restore
 from milepost.state.tree import Flat, LiveLeaf, no_collection
 from milepost.store.base import Store
@@ -135,12 +136,13 @@ def build(store: Store, manifest: Manifest, parts: Iterable[str] | None, *, trus
 def restage(store: Store, manifest: Manifest, arena: Arena) -> Staged:
     """Read a generation's leaves into ``arena``, each verified, to be written again as they are: in waves, if it is large."""
 
-    def read(leaves: Sequence[Copied], memory: memoryview) -> None:
+    def read(leaves: Sequence[Copied], memory: memoryview) -> Arrived:
         with Reads(store, manifest) as reads:
             for leaf, start in leaves:
                 component, record = leaf.value
                 reads.ask(component, record, memory[start : start + leaf.size_bytes])
             reads.settle()
+        return nothing_late
 
     flat: dict[str, Flat] = {}
     for component in manifest.components:

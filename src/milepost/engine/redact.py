@@ -47,7 +47,13 @@ def redacted(text: str) -> str:
     >>> redacted("could not reach https://ada:hunter2@host/x?sig=Zm9v: api_key=abc")
     'could not reach https://***@host/x?sig=***: api_key=***'
     """
-    for value in _known():
+    return _redacted(text, _known())
+
+
+def _redacted(text: str, known: Sequence[str]) -> str:
+    if len(text) < _LEAST and text.isascii() and text.replace(".", "", 1).isalnum():
+        return text  # a number: nothing that is looked for fits into it
+    for value in known:
         text = text.replace(value, HIDDEN)
     text = _PEM.sub(HIDDEN, _TOKEN.sub(HIDDEN, _USERINFO.sub(f"{HIDDEN}@", text)))
     safe = _BEARER.sub(rf"\1 {HIDDEN}", "".join(_without_named(text)))
@@ -84,15 +90,20 @@ def redact_the_log() -> None:
     logging.getLogger("milepost").addFilter(_filter)
 
 
-def redacted_facts(value: object) -> object:
+def redacted_facts(facts: Mapping[str, object]) -> dict[str, object]:
     """Return the facts of an event with every text in them redacted; what is no text, list or dict stays as it is."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, Mapping):
-        return {key: redacted_facts(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [redacted_facts(inner) for inner in value]
-    return value
+    known = _known()  # once for all of them: to look through the environment takes longer than the rest
+
+    def safe(value: object) -> object:
+        if isinstance(value, str):
+            return _redacted(value, known)
+        if isinstance(value, Mapping):
+            return {key: safe(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [safe(inner) for inner in value]
+        return value
+
+    return {name: safe(fact) for name, fact in facts.items()}
 
 
 def without_secrets(arguments: Sequence[str]) -> str:

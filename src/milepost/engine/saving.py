@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal
+from contextlib import ExitStack
 
 from milepost.clock import Clock
 from milepost.engine.arena import Arena
@@ -13,14 +13,17 @@ from milepost.engine.capture import Staged, capacity, capture, lay_out
 from milepost.engine.ferry import Ferry
 from milepost.engine.metrics import Metrics
 from milepost.engine.overhead import Flight, Meter
+from milepost.engine.process_writer import ProcessWriter
 from milepost.engine.relief import clear_up, write_with_relief
 from milepost.engine.save_errors import SaveErrors
 from milepost.engine.session import Order, Session
-from milepost.engine.settings import whole
+from milepost.engine.settings import WriterKind, whole
+from milepost.engine.shared_arena import SharedArena
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Exactness, Metric, Restored, Summary
 from milepost.state.protocol import Reporting
 from milepost.state.tree import flatten, no_collection
+from milepost.store.base import Guard
 
 log = logging.getLogger("milepost")
 
@@ -35,13 +38,14 @@ class Saving:
         metrics: Metrics,
         meter: Meter,
         errors: SaveErrors,
-        writer: Literal["thread", "inline"],
+        writer: WriterKind,
+        deadline_s: float,
         allow_pickle: bool,
         exactness: Mapping[str, tuple[Exactness, str]],
         staging_bytes: int | None,
     ) -> None:
         self.state = state
-        self.background = Background(writer)
+        self.background = Background("inline" if writer == "inline" else "thread")
         self._clock = clock
         self._metrics = metrics
         self._meter = meter
@@ -50,9 +54,11 @@ class Saving:
         self._allow_pickle = allow_pickle
         self._exactness = dict(exactness)
         self._staging_bytes = staging_bytes
-        self._arena = Arena()
         self._told_of_waves = self._told_of_bound = False
         self._owed = False
+        self._arena = SharedArena() if writer == "process" else Arena()
+        self._deadline_s = deadline_s
+        self._process: ProcessWriter | None = None
         self._told: dict[str, str] = {}
         self._in_flight: dict[str, Metric] | None = None
         self._elapsed_base_s, self._started_ns = 0.0, 0
@@ -66,6 +72,14 @@ class Saving:
         self._arena.warm(room.size_bytes)
         self.exactness_now()
 
+    def claimed(self, session: Session, guard: Guard, held: ExitStack) -> None:
+        """Start the writer process, if there is to be one. It ends before ``guard`` is left: it holds the lock as well."""
+        if isinstance(self._arena, SharedArena):
+            self._process = ProcessWriter(session, self._arena, guard, self._deadline_s)
+            held.callback(self._process.close)
+            held.callback(self._process.close)  # twice, as the guard: a Ctrl-C in the midst of it loses one
+            self._process.start()
+
     def begin(self, restored: Restored | Summary | None, now_ns: int) -> None:
         """Count training time from here on, after what ``restored`` had behind it."""
         elapsed_s = restored.elapsed_s if restored else 0.0
@@ -77,6 +91,8 @@ class Saving:
     ) -> None:
         """Copy the state and hand it to the writer; none is in flight. What goes wrong later is for `surface` to tell."""
         counted = {name: whole(name, count) for name, count in (counters or {}).items()}
+        if self._process is not None:
+            self.background.settle()  # what is posted says where the chain stands, and that moves until the last save is over
         staged = capture(
             self.state, self._arena, allow_pickle=self._allow_pickle, have=session.have, staging_bytes=self._staging_bytes
         )
@@ -88,6 +104,8 @@ class Saving:
         order = Order(now.step, reason, elapsed_s, progress, noted, complete, self.exactness_now())
         self._in_flight = noted
         flight = self._meter.save(now.monotonic_ns)
+        if self._process is not None:
+            self._process.post(staged, order)
         if staged.wave_count > 1 and not self._inline:
             self._write_in_waves(session, staged, order, flight)
         else:
@@ -98,7 +116,10 @@ class Saving:
 
     def _write(self, session: Session, staged: Staged, order: Order, flight: Flight) -> None:
         with flight:
-            write_with_relief(session, staged, order)
+            if self._process is not None:
+                self._process.finish()
+            else:
+                write_with_relief(session, staged, order)
 
     def _write_in_waves(self, session: Session, staged: Staged, order: Order, flight: Flight) -> None:
         """Have the state written while training waits, until the last wave of it is copied."""
@@ -139,8 +160,11 @@ class Saving:
         return "rows that were saved before are gone from the disk" if lost else None
 
     def _clear_up(self, session: Session) -> None:
-        # A method, so that the thread holds on to the engine, and with that to the root, until nothing is deleted any more.
-        clear_up(session)
+        # A method, so that the thread holds on to this object, and with it to the root, until nothing is deleted any more.
+        if self._process is not None:
+            self._process.clear_up()
+        else:
+            clear_up(session)
 
     def exactness_now(self) -> dict[str, tuple[Exactness, str]]:
         """Return what the manifest says of each component that is not exact, as it was captured last; what is new is told."""
@@ -157,6 +181,8 @@ class Saving:
     def wait(self) -> None:
         """Wait until the save in flight is acknowledged or has failed, and `surface` that."""
         self.background.join()
+        if self._process is not None:
+            self._process.join()
         self.surface()
 
     def settle(self) -> None:
@@ -179,3 +205,5 @@ class Saving:
         """End the thread and free the arena; nothing is under way any more. May be called again."""
         self.background.close()
         self._arena.close()
+        if isinstance(self._arena, SharedArena):
+            self._arena.give_back()

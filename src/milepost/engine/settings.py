@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
+from typing import Literal, TypeAlias, get_args
 
 from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep
+
+WriterKind: TypeAlias = Literal["thread", "process", "inline"]
 
 
 def check_settings(when: object, keep: object, on_save_error: str, writer: str, staging_bytes: object, compress: str) -> None:
@@ -17,7 +20,7 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str, 
         found["keep"] = keep
     if on_save_error not in ("raise", "warn"):
         found["on_save_error"] = on_save_error
-    if writer not in ("thread", "inline"):
+    if writer not in get_args(WriterKind):
         found["writer"] = writer
     if staging_bytes is not None and (isinstance(staging_bytes, bool) or not isinstance(staging_bytes, int) or staging_bytes < 1):
         found["staging_bytes"] = staging_bytes
@@ -27,7 +30,7 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str, 
         raise UsageError(
             "an engine cannot be made with these settings",
             kind="bad-setting",
-            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "inline"',
+            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "process"',
             **found,
         )
 

@@ -12,7 +12,6 @@ from milepost.engine.session import Order, Session
 from milepost.errors import InternalError, StoreError, UsageError
 from milepost.publish import layout
 from milepost.publish.generation import KeepRule, publish
-from milepost.publish.manifest import encode
 from milepost.publish.pointer import note_progress, point_at
 from milepost.publish.retire import retire
 from milepost.publish.signed import as_stored
@@ -134,7 +133,8 @@ def republish(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
 
 def _commit(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
     manifest = publish(session.store, session.chain, draft, keep, session.clock.wall_ns())
-    data = as_stored(session.store, layout.manifest(manifest.number), encode(manifest))
+    data = as_stored(session.store, layout.manifest(manifest.number), session.chain.newest_bytes)
+    session.chain.newest_bytes = b""
     session.manifest_bytes = len(data)
     try:
         point_at(session.store, session.chain, manifest, data)

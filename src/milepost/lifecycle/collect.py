@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from milepost.lifecycle.retain import Keep, essential, originals
-from milepost.lifecycle.verify import resumable
+from milepost.lifecycle.retain import Keep, essential, originals, resumable
 from milepost.publish import layout
 from milepost.publish.view import View
 from milepost.records import Summary

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from milepost.errors import UsageError
+from milepost.publish.view import View
 from milepost.records import Summary
 
 
@@ -156,3 +157,16 @@ def _left_behind(counted: Mapping[int, Summary]) -> set[int]:
     if turn is None or sum(number >= turn for number in counted) >= 2:
         return set()
     return {number for number in counted if number < turn}
+
+
+def resumable(view: View, sound: Collection[int]) -> int | None:
+    """Return which of the live generations ``sound`` a resume would take: the newest complete and healthy one; None if none."""
+    line = view.line
+    healthy = [number for number in sound if number in line and line[number].healthy and not _barred(view, number)]
+    complete = [number for number in healthy if view.live[number].complete]
+    return max(complete or healthy, default=None)
+
+
+def _barred(view: View, number: int) -> bool:
+    mark = view.marks.get(number)
+    return mark is not None and mark.kind == "kills-loader"

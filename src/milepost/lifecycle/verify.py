@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.lifecycle.blobs import Blobs
+from milepost.lifecycle.retain import resumable
 from milepost.lifecycle.sealed import GONE, Records, check_records
 from milepost.lifecycle.subset import Subset
 from milepost.lifecycle.torn import TORN
@@ -244,16 +245,3 @@ def _report_live(store: Store, view: View, number: int, blobs: Blobs) -> Generat
         tuple(component.name for component in manifest.components if component.name not in hit),
         tuple(component.name for component in manifest.components if component.name in hit),
     )
-
-
-def resumable(view: View, sound: Collection[int]) -> int | None:
-    """Return which of the live generations ``sound`` a resume would take: the newest complete and healthy one; None if none."""
-    line = view.line
-    healthy = [number for number in sound if number in line and line[number].healthy and not _barred(view, number)]
-    complete = [number for number in healthy if view.live[number].complete]
-    return max(complete or healthy, default=None)
-
-
-def _barred(view: View, number: int) -> bool:
-    mark = view.marks.get(number)
-    return mark is not None and mark.kind == "kills-loader"

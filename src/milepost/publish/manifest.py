@@ -7,6 +7,7 @@ record is read with a bound on its size, and `milepost.publish.sane` looks at wh
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -67,14 +68,14 @@ def read_record(store: Store, name: str) -> bytes:
     return data
 
 
-def load_record(store: Store, name: str, kind: type[T]) -> T:
+def load_record(store: Store, name: str, kind: type[T], decoded: Callable[[bytes, type[T], str], T] | None = None) -> T:
     """Read the record ``name`` and return what it says. Raises `NotFoundError`, and `CorruptError` as `decode` does.
 
     What looks damaged is read once more, from the medium: taken for damage, one flaky read of a manifest would have a claim
     settle on the generation before it, and make void for good what was acknowledged.
     """
     try:
-        return decode(read_record(store, name), kind, name)
+        return (decoded or decode)(read_record(store, name), kind, name)
     except CorruptError:
         store.drop_cached(name)
         return decode(read_record(store, name), kind, name)

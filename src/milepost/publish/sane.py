@@ -111,14 +111,12 @@ def _of_reset(record: Reset) -> Iterator[str]:
 
 def _of_summary(record: Summary) -> Iterator[str]:
     yield from _run(record.run_id)
+    generations = record.parent, record.rollback_to, record.trim_of, record.term_head, record.term_next, record.term_unsure
+    counted = record.step, record.commit_timestamp, record.provenance.pid, record.provenance.attempt, *record.counters.values()
     yield from _within(1, HIGHEST, record.format_version, record.number, record.term)
-    yield from _within(0, HIGHEST, record.parent, record.rollback_to, record.trim_of)
-    yield from _within(0, HIGHEST, record.term_head, record.term_next, record.term_unsure)
-    yield from _within(1, HIGHEST, *_extremes(record.keep))
-    yield from _within(1, HIGHEST, *_extremes(record.line))
-    yield from _within(-_FAR, _FAR, record.step, record.commit_timestamp, *record.counters.values())
-    yield from _within(-_FAR, _FAR, record.provenance.pid, record.provenance.attempt)
-    yield from _within(-_FAR, _FAR, *(metric.step for metric in record.metrics.values()))
+    yield from _within(0, HIGHEST, *generations)
+    yield from _within(1, HIGHEST, *_extremes(record.keep), *_extremes(record.line))
+    yield from _within(-_FAR, _FAR, *counted, *(metric.step for metric in record.metrics.values()))
     yield from _of_blobs(record.blobs)
     yield from _not_a_time(record.elapsed_s)
     for metric in record.metrics.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -54,6 +55,8 @@ class SignedStore(Store):
         # The key itself is not kept: nothing that prints, copies or logs an object can come upon it.
         self._mac = hmac.new(key, _DOMAIN, "sha256")
         self._known = False
+        self.lend_key: Callable[[], bytes] = lambda: key
+        """Return the key, for a process that signs on behalf of this one."""
 
     def __repr__(self) -> str:
         return f"SignedStore({self._inner!r})"
@@ -244,6 +247,11 @@ def within(name: str) -> str:
 def is_signing(store: Store) -> bool:
     """Return whether what is written to ``store`` is signed: digests must be strong then."""
     return isinstance(store, SignedStore)
+
+
+def unwrapped(store: Store) -> tuple[Store, bytes | None]:
+    """Return the store below, and the key if it signs: what another process needs to write the same."""
+    return (store._inner, store.lend_key()) if isinstance(store, SignedStore) else (store, None)
 
 
 def as_stored(store: Store, name: str, data: bytes) -> bytes:

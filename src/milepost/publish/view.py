@@ -16,6 +16,7 @@ from milepost.publish import layout
 from milepost.publish.hints import check_listing, newest_named
 from milepost.publish.manifest import load_record
 from milepost.publish.settlements import lost_settlement, repeated_settlement
+from milepost.publish.summaries import Summaries
 from milepost.records import Fence, Pin, QuarantineMark, Reset, RunRecord, Settlement, Summary
 from milepost.store.base import Store
 
@@ -281,13 +282,13 @@ def read_manifests(store: Store, names: Iterable[str]) -> Listing:
     summaries: dict[int, Summary] = {}
     unreadable: dict[int, str] = {}
     misnamed: dict[int, Summary] = {}
-    vanished = False
+    vanished, reading = False, Summaries()
     for name in names:
         number = layout.generation_number(name)
         if number is None:
             continue
         try:
-            summary = load_record(store, name, Summary)
+            summary = reading.load(store, name)
         except NotFoundError:
             vanished = True
             continue

@@ -1,8 +1,7 @@
 """Read and write torch tensors as leaves, set torch's generators, and compare optimizers that have no state yet.
 
 A tensor is seen through NumPy as plain integers of its element's size: every dtype travels bit for bit, bfloat16 and the
-float8 family included. Tensors on CUDA devices go through pinned memory; that path is written by the documentation and
-has not run on a GPU yet.
+float8 family included. How tensors of a device are brought to the host and back is told in `milepost.pytorch.devices`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ import numpy as np
 import torch
 
 from milepost.errors import CorruptError, UsageError
+from milepost.pytorch.devices import Cuda, Transfers, register_device, transfers_of
 from milepost.records import Difference, LeafSpec
 from milepost.state import kinds
 from milepost.state.arrays import as_bytes, checked_size, copy_array
 from milepost.state.kinds import ObjectKind
+from milepost.state.late import Arrived, Copies, register_late
 
 _DTYPE_NAMES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -47,14 +48,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's values in CPU memory, lazy conjugation and negation carried out."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.device.type == "cpu":
-        return plain
-    staged = torch.empty(plain.shape, dtype=plain.dtype, pin_memory=plain.device.type == "cuda")
-    staged.copy_(plain, non_blocking=True)
-    if plain.device.type == "cuda":
-        torch.cuda.current_stream(plain.device).synchronize()
-    return staged
+    return tensor.detach().resolve_conj().resolve_neg().cpu()
 
 
 class TensorKind:
@@ -88,7 +82,25 @@ class TensorKind:
         return value.data_ptr(), value.device, value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg()
 
     def copy_into(self, value: torch.Tensor, into: memoryview) -> None:
-        copy_array(as_numpy(_on_cpu(value)), into)
+        transfers = transfers_of(value)
+        if transfers is not None:
+            transfers.fetch(value, into)
+        elif value.is_cpu and not value.is_neg() and not value.is_conj():
+            copy_array(as_numpy(value), into)
+        else:
+            copy_array(as_numpy(_on_cpu(value)), into)
+
+    def is_late(self, value: torch.Tensor) -> bool:
+        return transfers_of(value) is not None
+
+    def begin(self, copies: Copies) -> Arrived:
+        by_device: dict[Transfers, Copies] = {}
+        for value, into in copies:
+            transfers = transfers_of(value)
+            assert transfers is not None
+            by_device.setdefault(transfers, []).append((value, into))
+        waits = [transfers.begin(some) for transfers, some in by_device.items()]
+        return lambda: [wait() for wait in waits].clear()
 
     def make(self, spec: LeafSpec) -> torch.Tensor:
         return torch.empty(spec.shape, dtype=_DTYPES[spec.dtype])
@@ -101,8 +113,8 @@ class TensorKind:
         return memory[start : start + size].view(_DTYPES[spec.dtype]).view(spec.shape)
 
     def memory(self, value: torch.Tensor) -> memoryview | None:
-        plain = value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
-        return as_bytes(as_numpy(value)) if plain else None
+        plain = value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()
+        return as_bytes(as_numpy(value)) if plain and transfers_of(value) is None else None
 
     def is_writable(self, value: torch.Tensor) -> bool:
         if value.layout is not torch.strided or value.device.type == "meta":
@@ -111,8 +123,12 @@ class TensorKind:
         return not any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True))
 
     def copy_from(self, value: torch.Tensor, source: torch.Tensor) -> None:
-        # detach() shares memory and leaves the autograd graph, device and requires_grad of the live tensor alone.
-        value.detach().copy_(source)
+        transfers = transfers_of(value)
+        if transfers is not None:
+            transfers.put(value, source)
+        else:
+            # detach() shares memory and leaves the autograd graph, device and requires_grad of the live tensor alone.
+            value.detach().copy_(source)
 
 
 def module_scalars() -> tuple[tuple[type, ObjectKind], ...]:
@@ -151,12 +167,19 @@ def _generator_differences(live: torch.Generator, saved: Mapping[str, Any]) -> I
 
 
 def _cuda_states() -> list[torch.Tensor] | None:
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    """Return the state of each GPU's generator; None where CUDA was not used, which asking must not change."""
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.get_rng_state_all() if in_use else None
 
 
 def _set_cuda_states(states: list[torch.Tensor]) -> None:
     torch.cuda.set_rng_state_all(states)
+
+
+def _cuda_differences(states: list[Any]) -> Iterator[Difference]:
+    here = torch.cuda.device_count()
+    if len(states) != here:
+        yield Difference("", f"generators of {len(states)} GPUs", f"{here} GPUs", "missing")
 
 
 def _free(_live: object, _saved: object) -> tuple[Difference, ...]:
@@ -189,11 +212,21 @@ def _moment_differences(path: str, state: Mapping[str, Any], parameter: torch.Te
             yield Difference(f"{path}/{name}", str(spec), f"a parameter of shape {list(here)}", "shape")
 
 
+def add_device(transfers: Transfers) -> None:
+    """Let tensors of a kind of device be saved and restored by its own transfers."""
+    register_device(transfers)
+    register_late(torch.Tensor, TensorKind())
+    register_late(torch.nn.Parameter, TensorKind())
+
+
 def register() -> None:
     """Register tensors, generators and small values; modules and optimizers need no more than their ``state_dict``."""
     kind = TensorKind()
     kinds.register_leaf(torch.Tensor, kind)
     kinds.register_leaf(torch.nn.Parameter, kind)
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        # Not asked whether there is a GPU: to ask starts CUDA, and a process that forks later could not use it any more.
+        add_device(Transfers(Cuda()))
     for type_, small in module_scalars():
         kinds.register_object(type_, small)
     generator = ObjectKind("torch.Generator", _generator_state, _set_generator_state, _make_generator)
@@ -203,4 +236,4 @@ def register() -> None:
     kinds.register_comparison(torch.optim.lr_scheduler.LRScheduler, _free)
     kinds.register_in_place(torch.nn.Module)
     kinds.register_global_rng("torch", torch.get_rng_state, torch.set_rng_state)
-    kinds.register_global_rng("torch.cuda", _cuda_states, _set_cuda_states)
+    kinds.register_global_rng("torch.cuda", _cuda_states, _set_cuda_states, _cuda_differences)

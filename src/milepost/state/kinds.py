@@ -72,6 +72,8 @@ class GlobalRng:
 
     get: Callable[[], object]
     set: Callable[[Any], object]
+    differences: Callable[[Any], Iterable[Difference]] = lambda _: ()
+    """Says of a saved state, without its arrays, why it cannot be set here; paths are relative to it."""
 
 
 @dataclass(slots=True)
@@ -119,9 +121,14 @@ def register_component(type_: type, wrap: Callable[[Any], object]) -> None:
     _registry.wrappers[type_] = wrap
 
 
-def register_global_rng(name: str, get: Callable[[], object], put: Callable[[Any], object]) -> None:
+def register_global_rng(
+    name: str,
+    get: Callable[[], object],
+    put: Callable[[Any], object],
+    differences: Callable[[Any], Iterable[Difference]] = lambda _: (),
+) -> None:
     """Let `milepost.Rng` save and restore a generator of the whole process."""
-    _registry.global_rngs[name] = GlobalRng(get, put)
+    _registry.global_rngs[name] = GlobalRng(get, put, differences)
 
 
 def leaf_kind(type_: type) -> LeafKind | None:

@@ -126,12 +126,15 @@ class Log:
         self._changes = []
         self._doubt = reason or self._doubt
 
-    def mark(self, node: Node, count: int, ordinal: int) -> LogMark:
-        """Return what the commit of the save that is being staged is told to. Rows below ``count`` are in it."""
-        made = LogMark(self, self._era, self._tick, ordinal, node, self._doubt)
+    def mark(self, node: Node, count: int, ordinal: int, *, tell: bool = True) -> LogMark:
+        """Return what the commit of the save that is being staged is told to. Rows below ``count`` are in it.
+
+        Without ``tell`` nobody hears of a doubt yet: a tree is also flattened to look at it.
+        """
+        made = LogMark(self, self._era, self._tick, ordinal, node, self._doubt if tell else "")
         self._tick += 1
         self._staged = count
-        self._doubt = ""
+        self._doubt = "" if tell else self._doubt
         return made
 
     def settle(self, known: Known) -> None:
@@ -230,6 +233,6 @@ class Sink:
 
     def mark(self, log: Log, node: Node, count: int) -> Node:
         """Note that a log was written as ``node``, and return that."""
-        self.marks.append(log.mark(node, count, len(self.marks)))
+        self.marks.append(log.mark(node, count, len(self.marks), tell=self.have is not None))
         self.written[id(log)] = node
         return node

@@ -59,6 +59,9 @@ class Rng:
         known = kinds.global_rngs()
         for name in saved["process"].keys() - known.keys():
             yield Difference(f"process/{name}", "a generator", "not there: import what brings it first", "missing")
+        for name in saved["process"].keys() & known.keys():
+            for found in known[name].differences(saved["process"][name]):
+                yield Difference(f"process/{name}{found.path}", found.saved, found.live, found.kind)
         named = saved["named"]
         for name in sorted(named.keys() | self._generators.keys()):
             if name not in self._generators:

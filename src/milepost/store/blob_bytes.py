@@ -11,13 +11,11 @@ Where the file system refuses direct writes, the grid is 1: everything is writte
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 from contextlib import suppress
 
 from milepost.store.base import LARGE_BYTES
 from milepost.store.posix import Posix
-from milepost.store.syscalls import address_of
 
 BUFFER_BYTES = 4 << 20
 CALL_BYTES = 8 << 20
@@ -28,8 +26,6 @@ pages pile up, and the speed of the final fsync swings tenfold."""
 
 _PAGE_BYTES = 4096
 _REFUSALS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-log = logging.getLogger("milepost")
 
 
 class WayToDisk:
@@ -73,7 +69,9 @@ class WayToDisk:
         """Try no direct writes any more."""
         if self.direct:
             self.direct = False
-            log.debug("blobs are written through the page cache: no direct writes here (%s)", error)
+            import logging  # not at the top: looking at a run does without, and without ctypes, too
+
+            logging.getLogger("milepost").debug("blobs are written through the page cache: no direct writes here (%s)", error)
 
 
 class BlobBytes:
@@ -148,6 +146,8 @@ class BlobBytes:
 
     def _falls_on_the_grid(self, piece: memoryview) -> bool:
         """Say whether the piece has a byte whose address and whose place in the file are both on the grid."""
+        from milepost.store.syscalls import address_of
+
         return self._grid == 1 or (address_of(piece) - self._written_bytes - self._filled) % self._grid == 0
 
     def _gather(self, piece: memoryview) -> None:

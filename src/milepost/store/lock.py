@@ -16,43 +16,22 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from milepost.clock import Clock, utc_text
 from milepost.errors import ConflictError, StoreError
 from milepost.store.base import Guard
 from milepost.store.posix import Posix, failures_of
+from milepost.store.process import Writer, boot_id, host_name, process_start_time
 
 WRITER_LOCK = "writer.lock"
+LONGEST_DEADLINE_S = 600.0
+"""Nobody waits longer for the writer of a trainer that is gone, whatever its record says."""
 _POLL_S = 0.05
+_KILLED_S = 10.0
+"""How long a writer that was killed may take to let go: one that hangs in a call of a dead disk does not end."""
 _RECORD_BYTES = 4096
 _FAR = 1 << 63
-
-
-def host_name() -> str:
-    """Return the name of this machine or container."""
-    return os.uname().nodename
-
-
-def boot_id() -> str:
-    """Return what changes with each start of this machine; empty where the system does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def process_start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot: with its PID it names a process for good.
-
-    None if there is no such process, or the system does not say.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])  # field 22; the command in field 2 may hold spaces and brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +130,16 @@ class FileLock:
                     self.posix.close(descriptor)
 
 
+def rewrite(descriptor: int, record: bytes, posix: Posix) -> None:
+    """Put another record into a lock file that is held, by this process or the trainer that it writes for.
+
+    At no moment is it empty: a start that finds the lock held decides by it whether to wait. So the tail of a longer record
+    goes afterwards; after a kill between the two calls it is behind the first line, and nobody reads it.
+    """
+    posix.write_at(descriptor, record, 0)
+    posix.truncate(descriptor, len(record))
+
+
 # A flock belongs to the open file, which a forked child shares. Environment workers are forked, and outlive a trainer
 # that is killed: if they kept the file open, the restarted trainer would find its run root locked by its own orphans.
 # So the child closes its copies at once (closing does not unlock the parent's), and no thread may be between opening and
@@ -185,6 +174,8 @@ class FileGuard(Guard):
         self._wait = wait
         self._wait_s = wait_s
         self._take_over = take_over
+        self.holder: Holder | None = None
+        """What this process has written into the lock file."""
 
     def __enter__(self) -> None:
         try:
@@ -197,21 +188,36 @@ class FileGuard(Guard):
     def _enter(self) -> None:
         if self._locked():
             self.abandoned = read_holder(self._lock.path) is not None
-            try:
-                with failures_of("write the lock file", self._lock.path):
-                    self._lock.write(sealed(Holder.of_this_process(self._clock)))
-            except StoreError as error:
-                # The name is for people. A full disk must not keep out the one who may make room on it, nor a sick one anybody.
-                import logging  # not at the top: looking at a run does without
-
-                text = "the lock file could not be written, nobody will see who holds it: %s"
-                logging.getLogger("milepost").warning(text, error)
+            self.holder = Holder.of_this_process(self._clock)
+            self._note(partial(self._lock.write, sealed(self.holder)))
         elif self._take_over:
             # The holder may be stopped (SIGSTOP) or hang in a dead network, and so never answer. It is not killed: it
             # may be another user's, or on another host. Should it wake, it finds a higher fence and stops (PROTOCOL rule 13).
             self.forced = True
         else:
             raise held_error(self._root, self._lock.path, self._clock)
+
+    @property
+    def descriptor(self) -> int | None:
+        """Return the open lock file, to be handed to a writer that is to hold the lock, too; None while there is no lock."""
+        return self._lock.descriptor
+
+    def name_writer(self, writer: Writer) -> None:
+        """Write down who holds this lock besides. Called before it does: a start that finds it held must know for whom."""
+        if self.holder is not None and self._lock.descriptor is not None:
+            record = sealed(self.holder, writer)
+            self._note(partial(rewrite, self._lock.descriptor, record, self._lock.posix))
+
+    def _note(self, write: Callable[[], object]) -> None:
+        try:
+            with failures_of("write the lock file", self._lock.path):
+                write()
+        except StoreError as error:
+            # The name is for people. A full disk must not keep out the one who may make room on it, nor a sick one anybody.
+            import logging  # not at the top: looking at a run does without
+
+            text = "the lock file could not be written, nobody will see who holds it: %s"
+            logging.getLogger("milepost").warning(text, error)
 
     def __exit__(self, *exc_info: object) -> None:
         try:
@@ -227,7 +233,7 @@ class FileGuard(Guard):
     def _locked(self) -> bool:
         try:
             with failures_of("lock", self._lock.path):
-                return self._lock.wait_and_lock(self._wait_s, self._clock, self._wait)
+                return self._lock.wait_and_lock(self._wait_s, self._clock, self._wait) or self._outlasts_the_writer()
         except StoreError as error:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno not in _NO_LOCKS:
@@ -235,6 +241,38 @@ class FileGuard(Guard):
             if self._take_over:
                 return False
             raise no_locks_error(self._lock.path) from error
+
+    def _outlasts_the_writer(self) -> bool:
+        """Wait for a writer whose trainer is gone (``writer="process"``), then end it; return whether the lock is held now.
+
+        The trainer was killed just after it had staged a save, and the process that writes it still holds the lock. To claim
+        now would fence it: what `save` has returned from would be lost, though it needs a moment only. Nor is it waited for
+        for ever: it may be stopped, or hang on a dead disk.
+        """
+        orphan = self._orphan()
+        if orphan is None:
+            return False
+        holder, writer = orphan
+        wait_s = min(writer.deadline_ms / 1e3, LONGEST_DEADLINE_S)
+        if writer.is_alive:
+            import logging  # not at the top: looking at a run does without
+
+            what = "what was staged" if writer.step is None else f"step {writer.step}"
+            text = "%s: waiting for the writer of pid %d, which is gone, to publish %s; %.0f s at most"
+            logging.getLogger("milepost").warning(text, self._root, holder.pid, what, wait_s)
+        if self._lock.wait_and_lock(wait_s if writer.is_alive else 0.0, self._clock, self._wait):
+            return True
+        # Only a process that has this very lock open: whoever can write to this directory could have us kill another of ours.
+        if _has_open(writer.pid, self._lock.path):
+            writer.kill(_KILLED_S)
+        return self._lock.try_lock()
+
+    def _orphan(self) -> tuple[Holder, Writer] | None:
+        """Return a holder that is gone and the writer that it left behind; None if that is not so."""
+        holder, writer = read_record(self._lock.path) or (None, None)
+        if holder is None or writer is None or not holder.is_here or holder.is_alive:
+            return None  # the writer of a trainer that lives is its own affair, whatever it does
+        return holder, writer
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -278,40 +316,57 @@ def held_error(root: str, path: str, clock: Clock) -> ConflictError:
     return ConflictError(message, kind="held", hint=hint, **facts)
 
 
-def sealed(holder: Holder) -> bytes:
+def sealed(holder: Holder, writer: Writer | None = None) -> bytes:
     """Return the record of a holder. It ends with a digest of itself, as every record of a run root does (docs/FORMAT.md)."""
-    body = json.dumps(asdict(holder))
+    body = json.dumps(asdict(holder) | ({} if writer is None else {"writer": asdict(writer)}))
     return f'{body[:-1]},"digest":"sha256:{hashlib.sha256(body.encode()).hexdigest()}"}}\n'.encode()
 
 
 def read_holder(path: str) -> Holder | None:
     """Return who wrote itself into a lock file; None if nobody did, or it cannot be read."""
+    found = read_record(path)
+    return None if found is None else found[0]
+
+
+def read_record(path: str) -> tuple[Holder, Writer | None] | None:
+    """Return who wrote itself into a lock file, and the process that writes for it, if any; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
-            record = file.read(_RECORD_BYTES)
-        fields = json.loads(record.partition(b"\n")[0])
+            record = file.read(_RECORD_BYTES).partition(b"\n")[0]
+        fields = json.loads(record)
         is_sealed = fields.pop("digest", None) is not None
+        named = fields.pop("writer", None)
         holder = Holder(**{**fields, "pid": int(fields["pid"]), "claimed_ns": int(fields["claimed_ns"])})
+        writer = None if named is None else _writer(named)
         texts = (holder.host, holder.boot_id, holder.claimed_at, holder.command)
         if not all(type(text) is str and text.isprintable() for text in texts) or not -_FAR < holder.claimed_ns < _FAR:
             return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     # A damaged digit of the PID would tell people to kill a process that has nothing to do with it.
-    return holder if not is_sealed or record == sealed(holder) else None
+    return (holder, writer) if not is_sealed or record + b"\n" == sealed(holder, writer) else None
+
+
+def _writer(fields: dict[str, int | None]) -> Writer:
+    writer = Writer(**fields)  # type: ignore[arg-type]
+    numbers = (writer.pid, writer.start_time, writer.deadline_ms, 0 if writer.step is None else writer.step)
+    if not all(type(number) is int and 0 <= number < _FAR for number in numbers):
+        raise ValueError(fields)
+    return writer
 
 
 def _pids(path: str) -> str | None:
     """Return which processes of this machine have ``path`` open, as far as we may see; None if none are seen."""
-    found = []
-    for pid in filter(str.isdigit, _listed("/proc")):
-        for descriptor in _listed(f"/proc/{pid}/fd"):
-            with suppress(OSError):  # gone, or not ours to see
-                if os.path.samefile(f"/proc/{pid}/fd/{descriptor}", path):
-                    found.append(pid)
-                    break
-    return " ".join(found) or None
+    return " ".join(pid for pid in filter(str.isdigit, _listed("/proc")) if _has_open(pid, path)) or None
+
+
+def _has_open(pid: int | str, path: str) -> bool:
+    for descriptor in _listed(f"/proc/{pid}/fd"):
+        with suppress(OSError):  # gone, or not ours to see
+            if os.path.samefile(f"/proc/{pid}/fd/{descriptor}", path):
+                return True
+    return False
 
 
 def _listed(path: str) -> list[str]:

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 from milepost.errors import StoreError
-from milepost.store import syscalls
 from milepost.store.base import Buffer
 from milepost.store.plain_files import open_ours, open_regular
 
@@ -76,19 +75,27 @@ class Posix:
 
     def preallocate(self, descriptor: int, size_bytes: int) -> bool:
         """Set blocks aside and make the file as long as that: what is not written reads as zeros. False where that cannot be."""
-        return self.perform("preallocate", syscalls.preallocate, descriptor, size_bytes)
+        from milepost.store.syscalls import preallocate
+
+        return self.perform("preallocate", preallocate, descriptor, size_bytes)
 
     def direct_alignment(self, descriptor: int) -> int | None:
         """Return what direct writes must be multiples of; 0: the file system has none; None: it does not say."""
-        return self.perform("direct_alignment", syscalls.direct_alignment, descriptor)
+        from milepost.store.syscalls import direct_alignment
+
+        return self.perform("direct_alignment", direct_alignment, descriptor)
 
     def set_direct(self, descriptor: int, direct: bool) -> None:
         """Let writes go past the page cache, straight from the caller's memory, or through it again."""
-        self.perform("set_direct", syscalls.set_direct, descriptor, direct)
+        from milepost.store.syscalls import set_direct
+
+        self.perform("set_direct", set_direct, descriptor, direct)
 
     def cached_bytes(self, descriptor: int) -> int:
         """Return how much of a file is in this machine's memory."""
-        return self.perform("cached_bytes", syscalls.cached_bytes, descriptor)
+        from milepost.store.syscalls import cached_bytes
+
+        return self.perform("cached_bytes", cached_bytes, descriptor)
 
     def start_write_back(self, descriptor: int, offset: int, size_bytes: int) -> None:
         """Ask the kernel to write a range soon, and not to keep it cached. A hint: it promises nothing."""
@@ -122,7 +129,9 @@ class Posix:
 
     def rename_new(self, path: str, to: str) -> None:
         """Rename atomically; FileExistsError if ``to`` is taken, EINVAL or ENOSYS where the file system cannot."""
-        self.perform("rename_new", syscalls.rename_new, path, to)
+        from milepost.store.syscalls import rename_new
+
+        self.perform("rename_new", rename_new, path, to)
 
     def replace(self, path: str, to: str) -> None:
         self.perform("replace", os.replace, path, to)
@@ -312,22 +321,31 @@ def store_error(
     )
 
 
-@contextmanager
-def failures_of(
-    operation: str,
-    path: str,
-    *,
-    name: str | None = None,
-    unknown: bool = False,
-    kind_of_error: type[StoreError] = StoreError,
-) -> Iterator[None]:
+class failures_of:  # noqa: N801 - read where it is used; a generator would take as long as the system call in it
     """Turn what the operating system raises inside into a `StoreError`."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        raise store_error(error, operation, path, name=name, unknown=unknown, kind_of_error=kind_of_error) from error
+
+    __slots__ = ("_facts", "_operation", "_path")
+
+    def __init__(
+        self,
+        operation: str,
+        path: str,
+        *,
+        name: str | None = None,
+        unknown: bool = False,
+        kind_of_error: type[StoreError] = StoreError,
+    ) -> None:
+        self._operation, self._path, self._facts = operation, path, (name, unknown, kind_of_error)
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StoreError):
+            name, unknown, kind_of_error = self._facts
+            raise store_error(
+                error, self._operation, self._path, name=name, unknown=unknown, kind_of_error=kind_of_error
+            ) from error
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 from milepost.clock import Clock
 from milepost.errors import UsageError
@@ -50,6 +49,8 @@ def _local(path: str, clock: Clock) -> Store:
 
 
 def _open_file(url: str, clock: Clock) -> Store:
+    from urllib.parse import unquote, urlsplit  # nor this
+
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
         raise UsageError(

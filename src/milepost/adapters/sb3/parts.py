@@ -19,6 +19,7 @@ from torch import nn
 
 from milepost import envs
 from milepost.adapters.sb3 import callbacks as tree
+from milepost.adapters.sb3 import replay
 from milepost.adapters.sb3 import subject as about
 from milepost.adapters.sb3.logs import capture_logger, restore_logger
 from milepost.adapters.sb3.subject import Subject
@@ -63,10 +64,6 @@ class Part:
         self.restore(self.subject, state)
 
 
-class ArrayPart(Part):
-    """Be a component whose arrays are the live objects' own, so that bytes can be read straight to where they belong."""
-
-
 @dataclass(frozen=True, slots=True)
 class FreePart(Part):
     """Be a component whose live shape says nothing about the saved one; it knows itself what does not fit."""
@@ -76,6 +73,10 @@ class FreePart(Part):
     def state_differences(self, saved: Any, /) -> list[Difference]:
         """Return what does not fit."""
         return self.compare(self.subject, saved)
+
+
+class ArrayPart(FreePart):
+    """Be a component whose arrays are the live objects' own, so that bytes can be read straight to where they belong."""
 
 
 register_in_place(ArrayPart)
@@ -102,7 +103,8 @@ def build(subject: Subject) -> dict[str, Any]:
 def _experience(subject: Subject) -> Part:
     if isinstance(subject.model, OnPolicyAlgorithm):
         return FreePart("rollout", subject, _rollout, _set_rollout, lambda *_: [])
-    return ArrayPart("replay", subject, _replay, _set_replay)
+    replay.begin(subject)
+    return ArrayPart("replay", subject, replay.capture, replay.restore, replay.differences)
 
 
 # counters: the model's own attributes, and the adapter's marks
@@ -152,7 +154,7 @@ def _counter_differences(subject: Subject, saved: Any) -> list[Difference]:
     return [] if saved["algorithm"] == here else [Difference("algorithm", saved["algorithm"], here, "type")]
 
 
-# rollout and replay
+# rollout
 
 
 def _rollout(subject: Subject, recorder: Recorder) -> Any:
@@ -169,27 +171,6 @@ def _set_rollout(subject: Subject, state: Any) -> None:
     if not state["full"]:
         buffer.reset()
     Refiller().attributes(buffer, state, "rollout_buffer")
-
-
-def _replay(subject: Subject, recorder: Recorder) -> Any:
-    buffer: Any = subject.model.replay_buffer  # type: ignore[attr-defined]
-    return recorder.attributes(buffer, "replay_buffer", skip=about.configured(buffer) | _BUFFER_SHAPE)
-
-
-def _set_replay(subject: Subject, state: Any) -> None:
-    buffer: Any = subject.model.replay_buffer  # type: ignore[attr-defined]
-    Refiller().attributes(buffer, {name: _into(vars(buffer).get(name), saved) for name, saved in state.items()}, "replay_buffer")
-
-
-def _into(live: Any, saved: Any) -> Any:
-    """Copy arrays into the live ones, which may be as large as the machine, and return those."""
-    if isinstance(live, dict) and isinstance(saved, dict) and live.keys() == saved.keys():
-        return {name: _into(live[name], saved[name]) for name in live}
-    if isinstance(live, np.ndarray) and isinstance(saved, np.ndarray) and live.shape == saved.shape and live.dtype == saved.dtype:
-        if live is not saved:
-            live[...] = saved
-        return live
-    return saved
 
 
 # normalizer and envs
@@ -233,9 +214,7 @@ def _start_episodes(model: Any) -> None:
         model._last_original_obs = model._vec_normalize_env.get_original_obs()
     buffer = getattr(model, "replay_buffer", None)
     if buffer is not None and buffer.size():
-        # The transition before has no successor now; a buffer that finds it by position must not look for it.
-        last = (buffer.pos - 1) % buffer.buffer_size
-        (buffer.dones if buffer.optimize_memory_usage else buffer.timeouts)[last] = True
+        replay.end_last_episode(buffer)
 
 
 def _env_differences(subject: Subject, saved: Any) -> list[Difference]:

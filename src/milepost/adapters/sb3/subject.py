@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -69,9 +70,15 @@ class Subject:
 
 def configured(owner: object) -> frozenset[str]:
     """Return the attributes of ``owner`` which its constructors' arguments set."""
-    inits = [vars(base)["__init__"] for base in type(owner).__mro__ if "__init__" in vars(base) and base is not object]
-    names = {name for init in inits for name in inspect.signature(init).parameters}
+    names = _arguments(type(owner))  # type: ignore[arg-type] # a class can be hashed, whatever its objects are
     return frozenset(name for name in vars(owner) if name.lstrip("_") in names)
+
+
+@lru_cache(maxsize=64)
+def _arguments(type_: type) -> frozenset[str]:
+    """Return the names of all arguments of a class's constructors; asked for at every save, while training waits."""
+    inits = [vars(base)["__init__"] for base in type_.__mro__ if "__init__" in vars(base) and base is not object]
+    return frozenset(name for init in inits for name in inspect.signature(init).parameters)
 
 
 def optimizers(model: BaseAlgorithm) -> dict[str, torch.optim.Optimizer]:
