@@ -282,7 +282,7 @@ def test_an_object_nobody_knows_is_named_by_its_path_before_anything_is_written_
     ("settings", "kind"),
     [
         ({"on_save_error": "ignore"}, "bad-setting"),
-        ({"writer": "process"}, "bad-setting"),
+        ({"writer": "fork"}, "bad-setting"),
         ({"on_mismatch": {"shape": "maybe"}}, "bad-mismatch"),
         ({"when": 1000}, "bad-setting"),
         ({"keep": 5}, "bad-setting"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 import milepost
-from milepost.engine import background, oneshot
+from milepost.engine import background, forks, oneshot
 from milepost.publish.view import read
+from milepost.store import lock
 from milepost.testing.faults import HANG_S, FaultStore
 from tests.engine.training import Training, bits, local, state_at, without_git
 
@@ -42,6 +44,9 @@ class CtrlC:
         file = frame.f_code.co_filename
         if not file.startswith(_HERE) and os.path.basename(file) not in ("contextlib.py", "threading.py", "weakref.py"):
             return None  # of what others do only what holds something of ours
+        if _is_below(frame, subprocess.__file__):
+            # A process that was started, and that nobody has heard of yet: it ends with its socket, and Python warns of it.
+            return None
         if name in ("__del__", "__call__", "<lambda>", "_close", "release", "_started") or (
             file == background.__file__ and name in ("join", "settle", "_launch")
         ):
@@ -66,7 +71,21 @@ class CtrlC:
             return True
         finally:
             sys.settrace(before)
+            _let_go()
         return False
+
+
+def _is_below(frame: FrameType | None, file: str) -> bool:
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _let_go() -> None:
+    """Release the locks that only a trace function can leave held: it strikes on the way out of a ``with``, no signal does."""
+    for held in (lock._forking, forks._forking):
+        while held._is_owned():  # type: ignore[attr-defined]
+            held.release()
 
 
 def lines_of(action: Callable[[], object]) -> int:

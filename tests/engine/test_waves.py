@@ -20,7 +20,7 @@ from milepost.publish.view import read
 from milepost.state.rows import Rows
 from milepost.store.base import Store
 from milepost.testing.faults import HANG_S, FaultStore
-from tests.engine.test_logs import published
+from tests.engine.test_logs import events, published
 from tests.engine.training import bits, local, without_git
 
 ARRAYS, BYTES = 10, 100_000
@@ -266,6 +266,39 @@ def test_generations_that_must_stand_alone_do_so_in_waves_too(tmp_path: Path) ->
         live = list(read(local(tmp_path)).live.values())
         names = [{blob.name for blob in summary.blobs} for summary in live]
         assert any(one.isdisjoint(other) for one in names for other in names)
+
+
+def save_one_change(run: Run, step: int) -> int | None:
+    """Change one array and save; return the step of the newest generation."""
+    run.state["policy"]["w0"][:] = step
+    run.engine.save(step)
+    saved = run.engine.wait()
+    return saved and saved.step
+
+
+def test_a_copy_in_waves_that_finds_no_room_says_so_and_the_next_save_shares(tmp_path: Path) -> None:
+    store = FaultStore(local(tmp_path))
+    with Run(store, keep=Keep(last=3, independent=2), on_save_error="warn") as run:
+        assert save_one_change(run, 1) == 1
+        store.fail("create", "generations/*", error=FULL)
+        assert save_one_change(run, 2) == 1
+        assert "no space left on device" in events(store, "save-failed")[-1]["error"]
+        assert save_one_change(run, 3) == 3
+        live = read(local(tmp_path)).live
+        assert sorted(live) == [1, 2], "no generation goes for a copy"
+        assert live[2].new_bytes < live[2].total_bytes, "it shares"
+        assert save_one_change(run, 4) == 4
+        assert read(local(tmp_path)).live[3].new_bytes == read(local(tmp_path)).live[3].total_bytes, "there is room again"
+
+
+def test_a_copy_in_waves_is_not_begun_where_there_is_no_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Run(local(tmp_path), keep=Keep(last=3, independent=2)) as run:
+        assert save_one_change(run, 1) == 1
+        monkeypatch.setattr(run.store, "free_bytes", lambda: ARRAYS * BYTES // 2)
+        for step in (2, 3):
+            assert save_one_change(run, step) == step
+            live = read(local(tmp_path)).live[step]
+            assert live.new_bytes < live.total_bytes
 
 
 def test_leaves_of_the_same_bytes_and_path_in_two_waves_never_lie_over_each_other(tmp_path: Path) -> None:

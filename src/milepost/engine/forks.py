@@ -10,8 +10,8 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -22,11 +22,12 @@ _mappings: dict[int, int] = {}
 _told: set[Callable[[], object]] = set()
 
 
-@contextmanager
-def no_fork() -> Iterator[None]:
-    """Keep other threads from forking: what is opened within is withheld before a child could have it."""
-    with _forking:
-        yield
+def no_fork() -> AbstractContextManager[bool]:
+    """Keep other threads from forking: what is opened within is withheld before a child could have it.
+
+    The lock itself and no generator around it: a Ctrl-C between two lines of that would leave it locked for a while.
+    """
+    return _forking
 
 
 def withhold(*descriptors: int) -> None:

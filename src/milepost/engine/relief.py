@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from milepost.engine.capture import Staged
 from milepost.engine.placing import FULL
-from milepost.engine.room import no_room, survey
+from milepost.engine.room import free_bytes, no_room, survey
 from milepost.engine.session import BALLAST_BYTES, Order, Session
 from milepost.engine.writer import distrust_what_is_gone, republish, retire_dropped, write
 from milepost.errors import ConflictError, NotFoundError, StoreError
@@ -41,10 +41,13 @@ def write_with_relief(session: Session, staged: Staged, order: Order, keep: Keep
 
 
 def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
-    session.cramped = False
+    if staged.wave_count > 1 and session.keep.independent > 1:
+        # What came in waves may not come again: a copy that finds no room is a save that is lost. It is not begun.
+        free = free_bytes(session)
+        session.cramped |= free is not None and free < staged.size_bytes
     while True:
         try:
-            return write(session, staged, order, keep)
+            manifest = write(session, staged, order, keep)
         except StoreError as error:
             _check_still_ours(session)
             if error.kind not in FULL:
@@ -53,12 +56,17 @@ def _write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Ma
                 # A copy of its own can wait for room: no generation has to go for it. What there is stays independent.
                 session.events.write("no-room-for-a-copy", step=order.step, independent=session.keep.independent)
                 session.apart, session.cramped = False, True
+                if not staged.repeatable:
+                    raise  # the next save shares
                 continue
             _make_room(session, staged, error)
             if not staged.repeatable:
                 # Of a state that came in waves the first are not there any more, and training has gone on. There is room now
                 # for the next save.
                 raise
+        else:
+            session.cramped = False  # the next one may find room
+            return manifest
 
 
 def clear_up(session: Session) -> None:

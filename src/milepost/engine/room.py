@@ -53,7 +53,7 @@ def survey(session: Session, staged: Staged) -> Room:
     needed_bytes, least_bytes = new_bytes(session, staged)
     return Room(
         needed_bytes + PAGE_BYTES + session.manifest_bytes,
-        _free_bytes(session),
+        free_bytes(session),
         {number: _freed(named, {number}) for number in sorted(counted)},
         staying,
         going,
@@ -63,7 +63,8 @@ def survey(session: Session, staged: Staged) -> Room:
     )
 
 
-def _free_bytes(session: Session) -> int | None:
+def free_bytes(session: Session) -> int | None:
+    """Return what the store has room for, or None where it cannot say."""
     try:
         return session.store.free_bytes()
     except StoreError:
