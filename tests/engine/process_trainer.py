@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,8 +19,10 @@ from milepost.store.base import Store
 from milepost.store.lock import read_record
 from milepost.store.process import Writer
 from tests.engine import gated_writer
-from tests.engine.training import set_to, state_at
+from tests.engine.training import set_to, state_at, with_logs
 
+LOGS = "MILEPOST_TEST_LOGS"
+"""Set in a trainer's environment: its state is to have logs in it."""
 CODE = "import sys; from tests.engine.process_trainer import main; main(*sys.argv[1:])"
 
 
@@ -39,6 +42,11 @@ class Training:
 
 def main(root: str, deadline: str) -> None:
     """Train as the lines on standard input say, and answer each with one."""
+    with with_logs() if os.environ.get(LOGS) else nullcontext():
+        _train(root, deadline)
+
+
+def _train(root: str, deadline: str) -> None:
     provenance.git_commit = lambda: ""  # type: ignore[assignment]
     if gated_writer.PLACE in os.environ:
         gated_writer.gate()

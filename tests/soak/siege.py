@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.power.runs import replay_runs, small
 from tests.sick.injections import faults
+from tests.soak.deaths import deaths
 from tests.soak.flips import flips
 from tests.soak.kills import kills
 from tests.soak.tally import Tally
@@ -23,6 +24,7 @@ class Counts:
     cuts: int
     faults: int
     flips: int
+    deaths: int
 
     def missing(self, total: Tally) -> str:
         """Return what was tried too little; empty if all was."""
@@ -31,6 +33,7 @@ class Counts:
             "cuts": (total.power_cuts, self.cuts),
             "faults": (total.faults, self.faults),
             "flips": (total.flips, self.flips),
+            "deaths": (total.deaths, self.deaths),
         }
         return ", ".join(f"{name} {done:,} of {wanted:,}" for name, (done, wanted) in tried.items() if done < wanted)
 
@@ -42,13 +45,15 @@ def siege(place: Path, counts: Counts, seed: int, tell: Callable[[str], object])
         "power cuts": lambda _: power_cuts(counts.cuts, seed),
         "faults": lambda at: sick_disks(at, counts.faults, seed),
         "flips": lambda at: flips(at, counts.flips, seed),
+        "deaths": lambda at: deaths(at, counts.deaths, seed),
     }
     total = Tally()
     with small():
         for name, attack in attacks.items():
             (place / name).mkdir()
             found = attack(place / name)
-            tell(f"{name}: {found.crash_points + found.power_cuts + found.faults + found.flips:,} tried, {len(found.lost)} lost")
+            tried = found.crash_points + found.power_cuts + found.faults + found.flips + found.deaths
+            tell(f"{name}: {tried:,} tried, {len(found.lost)} lost")
             total += found
     return total
 

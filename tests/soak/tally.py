@@ -15,6 +15,8 @@ class Tally:
     power_cuts: int = 0
     faults: int = 0
     flips: int = 0
+    deaths: int = 0
+    """Of trainers, of writer processes, of both."""
     acknowledged: int = 0
     lost: list[str] = field(default_factory=list)
     """Each acknowledged generation that did not load, each mix, each byte that was not missed. Must stay empty."""
@@ -29,6 +31,7 @@ class Tally:
             ("power cuts", self.power_cuts),
             ("faults injected", self.faults),
             ("bits flipped", self.flips),
+            ("trainers and writers killed", self.deaths),
             ("generations acknowledged", self.acknowledged),
             ("lost", len(self.lost)),
         ]
