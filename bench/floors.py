@@ -34,7 +34,7 @@ class Touched:
     def __init__(self, views: Sequence[Bytes], *, window_bytes: int | None = None) -> None:
         total = sum(len(view) for view in views)
         self.size_bytes = -(-max(window_bytes or total, 1) // _PAGE) * _PAGE
-        self._map = mmap.mmap(-1, self.size_bytes)
+        self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(self._map, np.uint8)

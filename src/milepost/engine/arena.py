@@ -37,9 +37,12 @@ class Arena:
         self.growths += 1
 
     def _allocate(self, size_bytes: int) -> mmap.mmap:
-        memory = mmap.mmap(-1, size_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        # Private: what is shared gets no huge pages. And not for forked children, env workers mostly: each page would be
+        # copied once more when the next save writes to it, while they hold the old one.
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, advice):
+                memory.madvise(getattr(mmap, advice))
         return memory
 
     def warm(self, size_bytes: int) -> None:
