@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
+import ctypes
 import mmap
+import sys
+
+from milepost.store.syscalls import address_of
 
 ALIGNMENT = 4096
 """What is written to a file of its own starts on a page, as direct writes want it."""
+
+_AT_ONCE_BYTES = 32 << 20
+_MADV_POPULATE_WRITE = 23
 
 
 class Arena:
@@ -13,6 +21,8 @@ class Arena:
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
+        self._over: list[bool] = []
+        """Not empty once nobody needs the pages any more that are being found."""
         self._view = memoryview(b"")
         self.growths = 0
         """How often memory was asked for: once, where the state does not grow."""
@@ -46,13 +56,41 @@ class Arena:
         return memory
 
     def warm(self, size_bytes: int) -> None:
-        """Touch the first ``size_bytes``, so that no save waits for memory to be found and cleared."""
-        for start in range(0, min(size_bytes, len(self._view)), ALIGNMENT):
-            self._view[start] = 0
+        """Have the first ``size_bytes`` be found and cleared, so that no save waits for that; much of it goes on beside training."""
+        part = self._view[: min(pages(size_bytes), len(self._view))]
+        if not part:
+            return
+        if not _populate(part, 0, ALIGNMENT):
+            for start in range(0, len(part), ALIGNMENT):
+                part[start] = 0
+        elif len(part) <= _AT_ONCE_BYTES:
+            _populate(part, 0, len(part))
+        else:
+            # It asks for pages and writes nothing: a save may copy into them meanwhile. Nobody has to wait for it, since it
+            # holds the memory itself. Not by `threading`: a Ctrl-C in there could leave the thread stuck in its first line.
+            over: list[bool] = []
+            self._over = over
+            _thread.start_new_thread(_populate_all, (part, over))
 
     def close(self) -> None:
         """Give the memory back, unless pieces are still referenced: then the last reference does."""
+        self._over.append(True)
         self._view, self._map = memoryview(b""), None
+
+
+def _populate_all(part: memoryview, over: list[bool]) -> None:
+    for start in range(0, len(part), _AT_ONCE_BYTES):
+        if over:
+            return
+        _populate(part, start, min(_AT_ONCE_BYTES, len(part) - start))
+
+
+def _populate(part: memoryview, start: int, size_bytes: int) -> bool:
+    """Ask the system for pages (Linux 5.14 and newer, see madvise(2)); return whether it gives them so."""
+    if sys.platform != "linux":
+        return False
+    address = ctypes.c_void_p(address_of(part) + start)
+    return bool(ctypes.CDLL(None).madvise(address, ctypes.c_size_t(size_bytes), _MADV_POPULATE_WRITE) == 0)
 
 
 def pages(size_bytes: int) -> int:

@@ -164,12 +164,12 @@ class CheckpointEngine:
                     compress=self._compress,
                 )
                 self._saving.claimed(self._open.session, guard, self._held)
+                # A run without any generation is a fresh start; nobody has to call resume() for that.
+                self._ready = self._open.claimed.view.head is None
                 self._begin_from(None)
                 if self._scrub_s is not None:
                     self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
                     self._scrubbing.start(self._held)
-                # A run without any generation is a fresh start; nobody has to call resume() for that.
-                self._ready = self._open.claimed.view.head is None
             except BaseException:
                 self._open = None
                 self._held.close()
@@ -242,6 +242,8 @@ class CheckpointEngine:
     def _begin_from(self, restored: Restored | Summary | None) -> None:
         now_ns = self._clock.monotonic_ns()
         self._saving.begin(restored, now_ns)
+        if self._ready:
+            self._saving.warm()
         self._meter.begin(now_ns, self._claimed.session.events)
         counters = restored.counters if restored else {}
         self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))

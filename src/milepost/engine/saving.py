@@ -56,6 +56,7 @@ class Saving:
         self._staging_bytes = staging_bytes
         self._told_of_waves = self._told_of_bound = False
         self._owed = False
+        self._cold_bytes = 0
         self._arena = SharedArena() if writer == "process" else Arena()
         self._deadline_s = deadline_s
         self._process: ProcessWriter | None = None
@@ -69,8 +70,13 @@ class Saving:
             flat = {name: flatten(value, name, allow_pickle=self._allow_pickle) for name, value in self.state.items()}
             room = lay_out(flat, self._staging_bytes)
         self._arena.reserve(capacity(room, self._staging_bytes))
-        self._arena.warm(room.size_bytes)
+        self._cold_bytes = room.size_bytes
         self.exactness_now()
+
+    def warm(self) -> None:
+        """Have the memory for saves be found, once: when the state is there, and not while it is being read."""
+        cold_bytes, self._cold_bytes = self._cold_bytes, 0
+        self._arena.warm(cold_bytes)
 
     def claimed(self, session: Session, guard: Guard, held: ExitStack) -> None:
         """Start the writer process, if there is to be one. It ends before ``guard`` is left: it holds the lock as well."""

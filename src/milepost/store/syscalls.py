@@ -16,6 +16,9 @@ _PROT_READ, _MAP_SHARED, _MAP_FAILED = 1, 1, ctypes.c_void_p(-1).value
 _CANNOT_PREALLOCATE = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENODEV)
 _TRIES = 3
 
+_PLACES = 64
+_PLACE_BYTES = 1 << 20
+
 
 def rename_new(path: str, to: str) -> None:
     """Rename unless the new name is taken."""
@@ -70,19 +73,31 @@ def cached_bytes(descriptor: int) -> int:
     size_bytes = os.fstat(descriptor).st_size
     if not size_bytes:
         return 0
-    page = os.sysconf("SC_PAGE_SIZE")
-    pages = (ctypes.c_char * -(-size_bytes // page))()
     libc = _libc()
     libc.mmap.restype = ctypes.c_void_p
     address = libc.mmap(None, ctypes.c_size_t(size_bytes), _PROT_READ, _MAP_SHARED, descriptor, ctypes.c_long(0))
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), "could not map")
     try:
-        if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), pages) != 0:
-            raise OSError(ctypes.get_errno(), "could not ask which pages are in memory")
+        return _cached_of(libc, address, size_bytes)
     finally:
         libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes))
-    return (len(pages) - pages.raw.count(b"\0")) * page
+
+
+def _cached_of(libc: Any, address: int, size_bytes: int) -> int:
+    page = os.sysconf("SC_PAGE_SIZE")
+    # To ask for each page of a gigabyte takes as long as to read a third of it: of large files some places tell of the rest.
+    part = size_bytes if size_bytes <= _PLACES * _PLACE_BYTES else _PLACE_BYTES
+    step = max(size_bytes // _PLACES // page * page, page) if part < size_bytes else size_bytes
+    asked = there = 0
+    for start in range(0, size_bytes, step):
+        length = min(part, size_bytes - start)
+        pages = (ctypes.c_char * -(-length // page))()
+        if libc.mincore(ctypes.c_void_p(address + start), ctypes.c_size_t(length), pages) != 0:
+            raise OSError(ctypes.get_errno(), "could not ask which pages are in memory")
+        asked += len(pages)
+        there += len(pages) - pages.raw.count(b"\0")
+    return there * page if part == size_bytes else size_bytes * there // asked
 
 
 class _Buffer(ctypes.Structure):
