@@ -56,7 +56,7 @@ class Arena:
         return memory
 
     def warm(self, size_bytes: int) -> None:
-        """Have the first ``size_bytes`` be found and cleared, so that no save waits for that; much of it goes on beside training."""
+        """Have the first ``size_bytes`` be found and cleared, so that no save waits for that; much of it beside training."""
         part = self._view[: min(pages(size_bytes), len(self._view))]
         if not part:
             return
