@@ -49,13 +49,17 @@ class CheckpointEngine:
     ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; ``strict`` makes every missing component
     an error. ``on_save_error="warn"`` trains on through failed saves, until ``save_errors_max`` have failed in a row.
     ``writer="inline"`` saves in the calling thread, ``"process"`` in a process of its own: what was staged when the trainer is
-    killed is published all the same, within ``writer_deadline``. ``staging_bytes`` is the most memory that a save may copy the
-    state into; a larger state is copied in parts, while training waits for the disk. By default it is as much as the state
-    takes, logs (`milepost.Rows`) apart. ``compress="off"`` compresses nothing, not even what shrinks. ``lease_wait`` is how many
+    killed is published all the same, within ``writer_deadline`` (seconds, or text like ``"60s"``; ten minutes at most).
+    ``staging_bytes`` is how much memory a save may copy the state into; a larger state is copied in parts, while training waits
+    for the disk, and one array that is larger is copied whole. By default it is as much as the state takes, and 256 MiB for
+    what logs (`milepost.Rows`) add. ``compress="off"`` compresses nothing, not even what shrinks. ``lease_wait`` is how many
     seconds to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key
     (or the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
     refused. ``health_eval`` is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained
     again within a week, in a thread beside training.
+
+    Raises `UsageError` for settings that cannot work (kinds ``bad-setting``, ``no-process-writer``). ``blob_bytes`` is the size
+    above which what one save writes is split into several files.
 
     One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
     """

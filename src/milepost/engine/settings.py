@@ -30,7 +30,8 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str, 
         raise UsageError(
             "an engine cannot be made with these settings",
             kind="bad-setting",
-            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", writer="thread" or "process"',
+            hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", '
+            'writer="thread" or "process", staging_bytes=2 << 30 (bytes) or None, compress="auto" or "off"',
             **found,
         )
 

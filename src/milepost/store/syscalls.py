@@ -1,4 +1,4 @@
-"""Make the system calls that Python has no function for. `milepost.store.posix` is the only one to call them."""
+"""Make the system calls that Python has no function for. Those on files are called by `milepost.store.posix` only."""
 
 from __future__ import annotations
 
