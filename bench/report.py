@@ -68,7 +68,14 @@ def _goal(one: Judged, before: Before) -> tuple[str, ...]:
     goal = one.goal
     verdict = f"{one.verdict} (needs {goal.needs})" if goal.needs else one.verdict
     earlier = goal.worded(before.get((goal.benchmark, goal.quantity, goal.of, goal.against)))
-    return (f"{goal.operation} [{goal.benchmark}]", goal.against, goal.words, earlier, one.words, verdict)
+    return (
+        f"{goal.operation} [{goal.benchmark}]",
+        goal.against,
+        goal.words,
+        earlier,
+        one.words,
+        verdict,
+    )
 
 
 def reached_by(earlier: Path) -> Before:

@@ -25,7 +25,7 @@ from milepost.errors import UsageError
 from milepost.state import log as log_module
 from milepost.state import rows as rows_module
 from milepost.state.pieces import visible
-from milepost.state.tree import flatten
+from milepost.state.tree import LiveLeaf, flatten
 from tests.state.saves import Generation, Saves
 
 BOX = spaces.Box(-9, 9, (2,), np.float32)
@@ -288,7 +288,14 @@ def test_arrays_that_were_replaced_are_other_content() -> None:
     saved(buffer, saves)
     buffer.rewards = buffer.rewards.copy()
     buffer.rewards[0] = 7
-    saved(buffer, saves)
+    before = counted(buffer).rows
+    staged = saves.stage(before)
+    check_saved(buffer, staged[1])
+    assert before.arrays["rewards"] is buffer.rewards
+    live = [
+        leaf for leaf in staged[0].leaves if isinstance(leaf, LiveLeaf) and leaf.path.rpartition(".")[2].startswith("rewards")
+    ]
+    assert sum(leaf.spec.shape[0] for leaf in live) == buffer.pos, "nothing of what was saved is relied on"
 
 
 def test_a_cursor_that_was_moved_is_told_once() -> None:

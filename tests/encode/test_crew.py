@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from milepost.encode import crew
 from milepost.encode.crew import Crew
 from milepost.testing.faults import HANG_S, run_in_child
+from tests.strike import before_line
 
 
 def alive(name: str) -> list[threading.Thread]:
@@ -122,22 +122,10 @@ def test_a_ctrl_c_while_it_waits_for_the_last_piece_is_told_after_that_is_writte
 
 @pytest.mark.parametrize("at", range(120))
 def test_one_ctrl_c_before_any_line_leaves_no_thread_that_still_works(at: int) -> None:
-    seen = 0
-
-    def strike(frame: Any, event: str, _: object) -> Any:
-        nonlocal seen
-        if frame.f_code.co_filename != crew.__file__:
-            return None
-        if event == "line":
-            seen += 1
-            if seen == at + 1:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return strike
 
     before = sys.gettrace()
     try:
-        sys.settrace(strike)
+        sys.settrace(before_line(at, crew.__file__))
         made = Crew[int, int](lambda n: n, threads=1, ahead=1, name="t")
         with made, made:
             list(made.map(range(3)))

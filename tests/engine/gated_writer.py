@@ -20,6 +20,7 @@ from typing import ParamSpec, TypeVar
 from milepost.engine import writer_child
 from milepost.store import local
 from milepost.store.posix import CHANGES, Posix
+from milepost.testing.stopping import changed_path
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,17 +93,11 @@ class GatedPosix(Posix):
 
     def perform(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if name in CHANGES:
-            self._pass(name, self._path(args))
+            self._pass(name, changed_path(args, self._paths))
         answer = function(*args, **kwargs)
         if name.startswith("open_") and isinstance(answer, int):
             self._paths[answer] = str(args[0])
         return answer
-
-    def _path(self, args: tuple[object, ...]) -> str:
-        first, second = (*args, None, None)[:2]
-        if isinstance(second, str):
-            return second
-        return self._paths.get(first, str(first)) if isinstance(first, int) else str(first)
 
     def _pass(self, name: str, path: str) -> None:
         place = Path(os.environ[PLACE])

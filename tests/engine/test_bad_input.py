@@ -283,6 +283,8 @@ def test_an_object_nobody_knows_is_named_by_its_path_before_anything_is_written_
     [
         ({"on_save_error": "ignore"}, "bad-setting"),
         ({"writer": "fork"}, "bad-setting"),
+        ({"blob_bytes": 0}, "bad-setting"),
+        ({"blob_bytes": None}, "bad-setting"),
         ({"on_mismatch": {"shape": "maybe"}}, "bad-mismatch"),
         ({"when": 1000}, "bad-setting"),
         ({"keep": 5}, "bad-setting"),

@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from milepost.clock import SystemClock
 from milepost.engine import oneshot, process_writer, writer_child
+from milepost.engine.capture import copy_each, stage
+from milepost.engine.messages import Hello
+from milepost.engine.writer_process import WriterProcess
 from milepost.errors import ConflictError, SaveFailed, StoreError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.view import read
 from milepost.store.base import Store
+from milepost.store.local import LocalStore
 from milepost.store.lock import read_record
 from milepost.store.process import has_ended, process_start_time
 from tests.engine import gated_writer
@@ -424,3 +429,55 @@ def writer_of(root: Path) -> int:
     assert found is not None
     assert found[1] is not None
     return found[1].pid
+
+
+@pytest.mark.parametrize("wave", [0, 2])
+def test_an_error_of_a_device_in_any_wave_fails_that_save_and_no_other(
+    root: Path, wave: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+
+    def copy(leaves: Any, memory: memoryview) -> Any:
+        copied.append(len(leaves))
+        arrived = copy_each(leaves, memory)
+        return lost if len(copied) == wave + 1 else arrived
+
+    def lost() -> None:
+        raise RuntimeError("the device is gone")
+
+    training = Training(root, staging_bytes=40)
+    with training.engine as engine:
+        training.save(1)
+        engine.wait()
+        with monkeypatch.context() as patched:
+            patched.setitem(stage.__kwdefaults__, "copy", copy)
+            training.save(2)
+            with pytest.raises(SaveFailed, match="the device is gone"):
+                engine.wait()
+        assert len(copied) > wave
+        training.save(3)
+        newest = engine.wait()
+    assert newest is not None
+    assert (newest.number, newest.step) == (2, 3)
+
+
+def test_a_store_that_does_otherwise_than_the_process_would_is_refused(root: Path) -> None:
+    class Own(LocalStore):
+        pass
+
+    with pytest.raises(UsageError) as caught:
+        Training(Own(root, SystemClock()))
+    assert caught.value.kind == "no-process-writer"
+
+
+def test_a_save_that_is_taken_up_after_the_trainer_has_died_is_told_of_once(root: Path) -> None:
+    writer, told = object.__new__(WriterProcess), []
+    writer._lock, writer._untold, writer._orphaned, writer._step = None, [True], True, None
+    writer._hello = Hello(str(root), None, "run", 1, 1, 1000, None)
+    writer._events = type("Told", (), {"write": lambda _, name, **facts: told.append((name, facts["step"]))})()  # type: ignore[assignment]
+    writer._tell_that_the_trainer_is_gone()
+    assert told == [], "nothing is being written"
+    writer._step = 7
+    writer._tell_that_the_trainer_is_gone()
+    writer._tell_that_the_trainer_is_gone()
+    assert told == [("trainer-gone", 7)]

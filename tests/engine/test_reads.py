@@ -33,6 +33,7 @@ from milepost.store.posix import Posix
 from milepost.testing.faults import FaultStore
 from tests.engine.test_parts import events, flip, leaf_of, manifest_of, mark
 from tests.engine.training import bits, local
+from tests.strike import before_line
 
 GATE_S = 60.0
 
@@ -446,26 +447,15 @@ def test_one_ctrl_c_before_any_line_leaves_no_thread_and_nothing_is_written_late
 ) -> None:
     monkeypatch.setattr(reads, "SMALL_BYTES", 10)
     monkeypatch.setattr(reads, "_WORTH_A_THREAD_BYTES", 100)
-    store, seen = MemoryStore(), 0
+    store = MemoryStore()
     manifest, records = generation(store, [(0, 100 * i, 100) for i in range(6)], [600, 0, 0])
     into = [bytearray(100) for _ in records]
-
-    def strike(frame: Any, event: str, _: object) -> Any:
-        nonlocal seen
-        if frame.f_code.co_filename != reads.__file__:
-            return None
-        if event == "line":
-            seen += 1
-            if seen == at + 1:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return strike
 
     before = sys.gettrace()
     try:
         queue = Reads(store, manifest, threads=2)
         with queue, queue:
-            sys.settrace(strike)
+            sys.settrace(before_line(at, reads.__file__))
             for record, memory in zip(records, into, strict=True):
                 queue.ask("policy", record, memoryview(memory))
             queue.settle()
@@ -668,3 +658,20 @@ def test_generators_come_back_last_though_reads_run_side_by_side(tmp_path: Path)
         expected = own.random()
         engine.resume()
         assert own.random() == expected
+
+
+def test_no_blob_is_looked_at_of_which_nothing_is_read() -> None:
+    class Looked(MemoryStore):
+        def is_cached(self, name: str) -> bool:
+            looked.append(name)
+            return super().is_cached(name)
+
+    looked: list[str] = []
+    store, size = Looked(), 3 << 20
+    manifest, records = generation(store, [(blob, at * size // 3, size // 3) for blob in range(3) for at in range(3)], [size] * 3)
+    queue = Reads(store, manifest)
+    with queue, queue:
+        for record in (records[3], records[5]):
+            queue.ask("policy", record, None)
+        queue.settle()
+    assert looked == ["blobs/1"], "once, however often it is entered and however many leaves are read"

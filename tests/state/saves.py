@@ -88,7 +88,9 @@ class Saves:
                 records.append(generation.records[leaf])
                 data.append(generation.data[leaf])
             else:
-                content = bytes(leaf.assemble(generation.data.__getitem__))
+                asked: list[int] = []
+                content = bytes(leaf.assemble(lambda index: asked.append(index) or generation.data[index]))  # noqa: B023
+                assert len(set(asked)) == len(asked), "each leaf is read once"
                 self.merged_bytes += len(content)
                 assert len(content) == leaf.size_bytes
                 spec, digest = leaf.spec, digest_of(content, strong=self.strong)

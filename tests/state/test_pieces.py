@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost import Rows
+from milepost.records import LeafSpec
 from milepost.state.inflate import inflate
-from milepost.state.merging import Limits, merges
+from milepost.state.merging import Limits, MergedLeaf, Part, merges
 from milepost.state.pieces import MOST_RANGES, Ranges, Span, covers, cut, still_visible, unsaved, visible
 from tests.state.saves import Saves
 
@@ -165,3 +166,13 @@ def test_dead_bytes_are_at_most_as_many_as_live_ones_and_a_little() -> None:
         generation = saves.save(rows)
         assert sum(map(len, generation.data)) <= 2 * 8000 + SMALL.small_bytes + 8 * 90
     assert saves.merged_bytes <= 3 * saves.staged_bytes
+
+
+def test_a_large_piece_under_many_small_ones_is_read_once_to_be_merged() -> None:
+    data = [bytes(range(100)), *(bytes([200 + at]) for at in range(3))]
+    parts = (Part(0, 0, 10), Part(1, 0, 1), Part(0, 11, 40), b"text", Part(2, 0, 1), Part(0, 41, 99), Part(3, 0, 1))
+    leaf = MergedLeaf("replay.obs[0:104]", LeafSpec("numpy", "uint8", (104,)), 104, parts)
+    asked: list[int] = []
+    made = leaf.assemble(lambda index: asked.append(index) or data[index])
+    assert asked == [0, 1, 2, 3]
+    assert made == data[0][:10] + b"\xc8" + data[0][11:40] + b"text" + b"\xc9" + data[0][41:99] + b"\xca"

@@ -93,7 +93,7 @@ class CheckpointEngine:
     ) -> None:
         redact_the_log()
         self.state = components_of(state)
-        check_settings(when, keep, on_save_error, writer, staging_bytes, compress)
+        check_settings(when, keep, on_save_error, writer, {"staging_bytes": staging_bytes, "blob_bytes": blob_bytes}, compress)
         self.keep = keep or Keep()
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)

@@ -38,8 +38,9 @@ def check_process_writer(writer: WriterKind, store: Store) -> None:
     why = ""
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         why = "it needs memory files and process descriptors (Linux 5.3 or newer)"
-    elif not isinstance(unwrapped(store)[0], LocalStore):
-        why = "it writes to directories only"
+    elif type(unwrapped(store)[0]) is not LocalStore:
+        # The process opens the directory itself: what a class of one's own does otherwise would be left out in silence.
+        why = "it writes to directories only, and as LocalStore itself does"
     if why:
         raise UsageError(
             f'writer="process" cannot be used here: {why}',
@@ -89,8 +90,8 @@ class ProcessWriter:
         """Somebody waits, or has waited, for what becomes of it."""
         self._wave = 0
         """Which part of it is in the arena."""
-        self._refused: StoreError | None = None
-        """Why there was no writer to post it to."""
+        self._refused: Exception | None = None
+        """Why it, or a part of it, could not be handed over."""
 
     def start(self) -> WriterChild:
         """Start a process, since there is none. Raises `StoreError`."""
@@ -103,13 +104,13 @@ class ProcessWriter:
         assert self._job is None
         self._refused, self._waited_for, self._wave = None, False, 0
         self._job = _Job(staged, order)
-        # What a device still copies would be read by the other process before it is there.
-        staged.arrived()
         try:
+            # What a device still copies would be read by the other process before it is there.
+            staged.arrived()
             if not self._send(self._child or self.start()):
-                self._tell(self._ended())
+                self._tell(self._ended(), "what is staged is posted to another")
                 self._send(self.start())
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - `finish` raises it, as a thread's own would be
             self._refused = error
 
     def _send(self, child: WriterChild) -> bool:
@@ -167,17 +168,18 @@ class ProcessWriter:
             assert self._job is not None
             if published is None and (not left or not self._job.staged.repeatable):
                 raise _gone(self._session, ended)
-            self._tell(ended)
             if published is not None:
+                self._tell(ended, "what it was to write is published; the next save starts another")
                 settle_logs(self._job.staged, published)
                 return published
+            self._tell(ended, "what is staged is posted to another")
             left -= 1
             self._send(self.start())
 
     def _outcome(self, done: Done) -> Manifest:
         self._take_in(done.state)
         if done.failure is not None:
-            raise messages.error_of(done.failure)
+            raise self._refused or messages.error_of(done.failure)
         assert self._job is not None
         assert self._session.base is not None
         settle_logs(self._job.staged, self._session.base)
@@ -190,7 +192,8 @@ class ProcessWriter:
         try:
             self._job.staged.bring(wave)
             self._job.staged.arrived()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - the writer waits for an answer; once it has given up, `finish` raises it
+            self._refused = error
             return messages.failure_of(error)
         return None
 
@@ -201,7 +204,7 @@ class ProcessWriter:
             if over is not None:
                 self._take_in(over.state)
             else:
-                self._tell(self._ended())
+                self._tell(self._ended(), "the save counts, and the next one starts another")
         self._job = None
 
     def _take_in(self, state: State) -> None:
@@ -214,10 +217,10 @@ class ProcessWriter:
         self._child = None
         return ended
 
-    def _tell(self, ended: str) -> None:
+    def _tell(self, ended: str, then: str) -> None:
         step = self._job.order.step if self._job else None
-        self._session.events.write("writer-restarted", step=step, ended=ended)
-        log.warning("the writer process %s; another is started, and what was staged is posted to it", ended)
+        self._session.events.write("writer-restarted", step=step, ended=ended, then=then)
+        log.warning("the writer process %s; %s", ended, then)
 
     def join(self) -> None:
         """Find out what became of a save that was posted and for which nobody waits, if there is one: a Ctrl-C came in between.

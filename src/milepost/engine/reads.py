@@ -62,13 +62,13 @@ class Reads:
         self._threads: list[threading.Thread] = []
         self._own = _Hand(self)
         self._passing = ExitStack()
+        self._passed: set[int] = set()
+        """The blobs that anything was asked for of: no other is looked at."""
         self._ends: dict[int, list[int]] = {}
         self.read_bytes = 0
         """How many bytes of leaves were asked for."""
 
     def __enter__(self) -> Reads:
-        for blob in self.manifest.blobs:
-            self._passing.enter_context(self.store.passing(blob.name, blob.size_bytes))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -93,6 +93,10 @@ class Reads:
         leaf = Leaf(component, record, into)
         if into is not None and len(into) != record.size_bytes:
             raise self._damaged(leaf)
+        if record.blob not in self._passed:
+            self._passed.add(record.blob)
+            blob = self.manifest.blobs[record.blob]
+            self._passing.enter_context(self.store.passing(blob.name, blob.size_bytes))
         self.read_bytes += record.size_bytes
         if record.size_bytes > SMALL_BYTES:
             self._add([leaf])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from milepost.errors import UsageError
@@ -11,7 +12,9 @@ from milepost.lifecycle.retain import Keep
 WriterKind: TypeAlias = Literal["thread", "process", "inline"]
 
 
-def check_settings(when: object, keep: object, on_save_error: str, writer: str, staging_bytes: object, compress: str) -> None:
+def check_settings(
+    when: object, keep: object, on_save_error: str, writer: str, sizes: Mapping[str, object], compress: str
+) -> None:
     """Raise `UsageError` (kind ``bad-setting``) for an engine's settings that are of the wrong kind."""
     found: dict[str, object] = {}
     if when is not None and not callable(getattr(when, "due", None)):
@@ -22,8 +25,7 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str, 
         found["on_save_error"] = on_save_error
     if writer not in get_args(WriterKind):
         found["writer"] = writer
-    if staging_bytes is not None and (isinstance(staging_bytes, bool) or not isinstance(staging_bytes, int) or staging_bytes < 1):
-        found["staging_bytes"] = staging_bytes
+    found |= {name: size for name, size in sizes.items() if not _is_size(size, or_none=name == "staging_bytes")}
     if compress not in ("auto", "off"):
         found["compress"] = compress
     if found:
@@ -31,9 +33,15 @@ def check_settings(when: object, keep: object, on_save_error: str, writer: str, 
             "an engine cannot be made with these settings",
             kind="bad-setting",
             hint='when=every(steps=10_000), keep=Keep(last=5), on_save_error="raise" or "warn", '
-            'writer="thread" or "process", staging_bytes=2 << 30 (bytes) or None, compress="auto" or "off"',
+            'writer="thread" or "process", staging_bytes=2 << 30 or None, blob_bytes=4 << 30 (bytes), compress="auto" or "off"',
             **found,
         )
+
+
+def _is_size(size: object, *, or_none: bool) -> bool:
+    if size is None:
+        return or_none
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 1
 
 
 def whole(name: str, value: int) -> int:

@@ -82,6 +82,8 @@ class WriterProcess:
         self._step: int | None = None
         """What is being written."""
         self._orphaned = False
+        self._untold = [True]
+        """Empty once it was told that the trainer is gone. Whoever takes it out tells it: either thread may be first."""
         channel.watch(self._trainer)
         logging.getLogger("milepost").addHandler(_ToTheTrainer(self))
 
@@ -99,6 +101,7 @@ class WriterProcess:
     def _write(self, posted: Posted) -> None:
         letter = messages.decode_letter(os.pread(self._letters, posted.letter_bytes, 0))
         self._step = letter.order.step
+        self._tell_that_the_trainer_is_gone()
         session, staged = self._session(letter), self._staged(letter, posted.arena_bytes)
         failure = None
         try:
@@ -164,8 +167,16 @@ class WriterProcess:
         # By the kernel, and its default: whatever the other thread is in, it ends this process, however many calls it holds.
         signal.setitimer(signal.ITIMER_REAL, self._hello.deadline_ms / 1e3)
         self._orphaned = True
+        self._tell_that_the_trainer_is_gone()
+
+    def _tell_that_the_trainer_is_gone(self) -> None:
+        """Say so, once, and what is still being written: perhaps a save that was posted and not taken up when it died."""
         step = self._step
-        if step is None:
+        if step is None or not self._orphaned:
+            return
+        try:
+            self._untold.pop()
+        except IndexError:
             return
         if self._lock is not None and self._hello.holder is not None:
             me = Writer(os.getpid(), process_start_time(os.getpid()) or 0, self._hello.deadline_ms)

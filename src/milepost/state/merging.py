@@ -76,10 +76,23 @@ class MergedLeaf:
     parts: tuple[Part | bytes, ...]
 
     def assemble(self, read: Callable[[int], Buffer]) -> bytearray:
-        """Return its bytes; ``read(i)`` gives those of leaf ``i`` as it was before."""
-        made = bytearray()
+        """Return its bytes; ``read(i)`` gives those of leaf ``i`` as it was before, and is asked once for each."""
+        made = bytearray(self.size_bytes)
+        taken: defaultdict[int, list[tuple[int, Part]]] = defaultdict(list)
+        at = 0
         for part in self.parts:
-            made += part if isinstance(part, bytes) else memoryview(read(part.leaf))[part.start : part.stop]
+            if isinstance(part, bytes):
+                made[at : at + len(part)] = part
+                at += len(part)
+            else:
+                taken[part.leaf].append((at, part))
+                at += part.stop - part.start
+        # Leaf by leaf, and not part by part: a large piece under many small ones has a part between any two of them, and would
+        # be read from the disk once for each.
+        for leaf, places in taken.items():
+            data = memoryview(read(leaf))
+            for at, part in places:
+                made[at : at + part.stop - part.start] = data[part.start : part.stop]
         return made
 
 

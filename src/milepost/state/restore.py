@@ -158,7 +158,15 @@ class _Restorer(Inflater):
             raise
         except Exception as error:
             message = "an object refused its saved state"
-            raise MismatchError(message, (), kind="refused-state", path=path, type=type_name(live), said=error) from error
+            raise MismatchError(
+                message,
+                (),
+                kind="refused-state",
+                hint="make the object as it was when it was saved, or load without it: resume(parts=[...])",
+                path=path,
+                type=type_name(live),
+                said=error,
+            ) from error
         return live
 
 

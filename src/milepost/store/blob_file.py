@@ -68,7 +68,12 @@ class BlobFile(BlobWriter):
 
     def _check_open(self) -> int:
         if self._descriptor is None:
-            raise UsageError("the blob was committed, aborted or condemned before", kind="blob-closed", name=self._name)
+            raise UsageError(
+                "the blob was committed, aborted or condemned before",
+                kind="blob-closed",
+                hint="write the bytes anew under another name: store.open_blob(...)",
+                name=self._name,
+            )
         return self._descriptor
 
     @contextmanager

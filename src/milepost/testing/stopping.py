@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -46,7 +46,7 @@ class StopAt(Posix):
 
     def perform(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if name in CHANGES:
-            point = Point(self._number, name, self._path(args))
+            point = Point(self._number, name, changed_path(args, self._paths))
             self._number += 1
             if not self._stopped and self._here(point):
                 self._stopped = True
@@ -58,12 +58,16 @@ class StopAt(Posix):
             self._paths[answer] = str(args[0])
         return answer
 
-    def _path(self, args: tuple[object, ...]) -> str:
-        """Return which file is changed: the second path of a call that has two, since that is the name it makes."""
-        first, second = (*args, None, None)[:2]
-        if isinstance(second, str):
-            return second
-        return self._paths.get(first, str(first)) if isinstance(first, int) else str(first)
+
+def changed_path(args: tuple[object, ...], paths: Mapping[int, str]) -> str:
+    """Return which file a call changes: the second path of one that has two, since that is the name it makes.
+
+    ``paths`` are those of open files, by descriptor.
+    """
+    first, second = (*args, None, None)[:2]
+    if isinstance(second, str):
+        return second
+    return paths.get(first, str(first)) if isinstance(first, int) else str(first)
 
 
 def at_operation(operation: str, pattern: str = "*", nth: int = 1) -> Callable[[Point], bool]:
