@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import statistics
 import tracemalloc
 from pathlib import Path
@@ -126,3 +127,24 @@ def test_a_state_without_bytes_is_saved() -> None:
         engine.save(1)
         engine.wait()
         assert engine._saving._arena.growths == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_that_drops_the_arena_unmaps_nothing_of_its_own() -> None:
+    arena = Arena()
+    arena.reserve(8 << 20)
+    arena.warm(8 << 20)
+    arena.memory[:5] = b"state"
+    child = os.fork()
+    if child == 0:
+        found = b""
+        try:
+            others = [mmap.mmap(-1, 8 << 20) for _ in range(20)]  # one of them takes the place, where that is free
+            found = bytes(arena.memory[:5])
+            arena.close()
+            for other in others:
+                other[::4096] = b"x" * len(other[::4096])
+        finally:
+            os._exit(0 if found == bytes(5) else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bytes(arena.memory[:5]) == b"state"

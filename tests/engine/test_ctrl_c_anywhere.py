@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import shutil
 import subprocess
@@ -15,9 +16,8 @@ from typing import Any
 import pytest
 
 import milepost
-from milepost.engine import background, forks, oneshot
+from milepost.engine import background, oneshot
 from milepost.publish.view import read
-from milepost.store import lock
 from milepost.testing.faults import HANG_S, FaultStore
 from tests.engine.training import Training, bits, local, state_at, without_git
 
@@ -53,7 +53,7 @@ class CtrlC:
             # What is raised in a finalizer is lost; a writer process that was started and not noted ends with its socket; and no
             # signal strikes between the taking of a plain lock and its ``with``.
             return None
-        if event == "line":
+        if event == "line" and not _leaves_a_with(frame):
             self.seen += 1
             if self.seen > self._at:
                 sys.settrace(None)
@@ -71,7 +71,6 @@ class CtrlC:
             return True
         finally:
             sys.settrace(before)
-            _let_go()
         return False
 
 
@@ -81,11 +80,13 @@ def _is_below(frame: FrameType | None, file: str) -> bool:
     return frame is not None
 
 
-def _let_go() -> None:
-    """Release the locks that only a trace function can leave held: it strikes on the way out of a ``with``, no signal does."""
-    for held in (lock._forking, forks._forking):
-        while held._is_owned():  # type: ignore[attr-defined]
-            held.release()
+def _leaves_a_with(frame: FrameType) -> bool:
+    """Return whether the next thing that runs is the call of ``__exit__``: a trace function can strike there, a signal cannot."""
+    code, consts = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 6], frame.f_code.co_consts
+    return len(code) == 6 and all(
+        operation == dis.opmap["LOAD_CONST"] and consts[argument] is None
+        for operation, argument in zip(code[::2], code[1::2], strict=True)
+    )
 
 
 def lines_of(action: Callable[[], object]) -> int:

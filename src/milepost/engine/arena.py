@@ -6,6 +6,7 @@ import _thread
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 
 from milepost.store.syscalls import address_of
 
@@ -13,7 +14,8 @@ ALIGNMENT = 4096
 """What is written to a file of its own starts on a page, as direct writes want it."""
 
 _AT_ONCE_BYTES = 32 << 20
-_MADV_POPULATE_WRITE = 23
+_MADV_WIPEONFORK, _MADV_POPULATE_WRITE = 18, 23
+_ADVICE = (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK) if sys.platform == "linux" else ()
 
 
 class Arena:
@@ -47,12 +49,13 @@ class Arena:
         self.growths += 1
 
     def _allocate(self, size_bytes: int) -> mmap.mmap:
-        # Private: what is shared gets no huge pages. And not for forked children, env workers mostly: each page would be
-        # copied once more when the next save writes to it, while they hold the old one.
+        # Private: what is shared gets no huge pages. A forked child, an env worker mostly, finds it empty: else each page would
+        # be copied once more when the next save writes to it, while the child holds the old one. Empty, and not absent: the
+        # child unmaps it with the engine that it inherited, and by then something else would lie there.
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            if hasattr(mmap, advice):
-                memory.madvise(getattr(mmap, advice))
+        for advice in _ADVICE:
+            with suppress(OSError):  # an older kernel: it costs time and memory, and nothing else
+                memory.madvise(advice)
         return memory
 
     def warm(self, size_bytes: int) -> None:
