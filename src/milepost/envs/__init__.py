@@ -1,6 +1,7 @@
 """Capture environments with their wrappers, and bring them back in place."""
 
-from milepost.envs.capture import Envs, EnvState, capture, describe, differences, is_whole, register_plain, restore
+from milepost.envs.capture import Envs, EnvState, capture, describe, differences, is_whole, restore
 from milepost.envs.plain import LeftOut
+from milepost.envs.ways import register_plain
 
 __all__ = ["EnvState", "Envs", "LeftOut", "capture", "describe", "differences", "is_whole", "register_plain", "restore"]

@@ -1,50 +1,19 @@
 """Capture an environment with all its wrappers, and bring it back in place, layer by layer.
 
-Each layer is captured by the first way that applies:
-
-1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
-2. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-3. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+Each layer is captured by the first way that applies to it, see `milepost.envs.ways`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.ways import way_of
 from milepost.errors import MismatchError
 from milepost.records import Difference
 from milepost.state.kinds import register_component
-
-_PLAIN_MODULES = (
-    "gymnasium.envs.classic_control.",
-    "gymnasium.envs.toy_text.",
-    "gymnasium.wrappers.",
-    "gymnasium.vector.",
-    "stable_baselines3.common.monitor",
-    "stable_baselines3.common.vec_env.",
-    "stable_baselines3.common.atari_wrappers",
-    "stable_baselines3.common.envs.",
-)
-_IN_WORKERS = (
-    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
-    "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
-)
-_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
-_registered: set[str] = set()
-
-_STRUCTURE = frozenset(
-    {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
-    | {"render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}
-)
-# The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
-_NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
-# Overwritten before anybody reads them, and full of whatever the env's infos hold.
-_OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +22,6 @@ class EnvState:
 
     tree: dict[str, Any]
     left_out: tuple[LeftOut, ...]
-
-
-def register_plain(cls: type) -> type:
-    """Promise that the whole state of ``cls`` is its plain attributes: no native objects, nothing in modules or files.
-
-    A class decorator. Attributes that are not plain are still found and reported.
-    """
-    _registered.add(f"{cls.__module__}.{cls.__qualname__}")
-    return cls
 
 
 def capture(env: Any, *, elsewhere: Collection[str] = ()) -> EnvState:
@@ -85,7 +45,7 @@ def differences(env: Any, tree: dict[str, Any], path: str = "") -> list[Differen
     here = _join(path, type(env).__name__)
     if tree["class"] != class_name(env):
         return [Difference(here, tree["class"], class_name(env), "env")]
-    if tree["way"] not in ("elsewhere", way := _way(env)):
+    if tree["way"] not in ("elsewhere", way := way_of(env).name):
         return [Difference(here, f"captured by way `{tree['way']}`", f"way `{way}`", "env")]
     saved, live = tree["inner"], list(_inner(env))
     if len(saved) != len(live):
@@ -114,23 +74,13 @@ def describe(env: Any) -> str:
 
 def capture_layer(env: Any, recorder: Recorder, path: str) -> Any:
     """Return the state of this one layer, or None if it cannot be captured."""
-    way = _way(env)
-    if way == "own":
-        return env.milepost_get_state()
-    if way == "none":
-        recorder.left_out.append(LeftOut(path, _reason(env)))
-        return None
-    configured = () if class_name(env) in _registered else _configured(env.__class__)
-    skip = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
-    return recorder.attributes(env, path, skip=skip, optional=_OPTIONAL)
+    return way_of(env).capture(env, recorder, path)
 
 
 def restore_layer(env: Any, state: Any, refiller: Refiller, path: str) -> None:
     """Bring this one layer back."""
-    if _way(env) == "own":
-        env.milepost_set_state(state)
-    elif state is not None:
-        refiller.attributes(env, state, path)
+    if state is not None:
+        way_of(env).restore(env, state, refiller, path)
 
 
 class Envs:
@@ -183,7 +133,7 @@ def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -
     inner = list(_inner(env))
     return {
         "class": class_name(env),
-        "way": "elsewhere" if others else _way(env),
+        "way": "elsewhere" if others else way_of(env).name,
         "state": None if others else capture_layer(env, recorder, here),
         "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, _names(here, inner), strict=True)],
     }
@@ -214,30 +164,3 @@ def _names(here: str, inner: list[Any]) -> list[str]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
-
-
-def _way(env: Any) -> str:
-    if hasattr(type(env), "milepost_get_state") and hasattr(type(env), "milepost_set_state"):
-        return "own"
-    name = class_name(env)
-    plain = name in _registered or (name.startswith(_PLAIN_MODULES) and name not in _IN_WORKERS)
-    return "plain" if plain else "none"
-
-
-def _reason(env: Any) -> str:
-    name = class_name(env)
-    if name in _IN_WORKERS:
-        return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
-    if name.startswith(_NATIVE_MODULES):
-        return "its state is in native memory, which this version does not capture"
-    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
-
-
-@cache
-def _configured(cls: Any) -> frozenset[str]:
-    """Return the names of the constructor's arguments: the script sets them again, and a changed setting wins.
-
-    Only for the known classes, of which it was checked that none of them moves during an episode.
-    """
-    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    return frozenset(name for init in inits for name in inspect.signature(init).parameters)

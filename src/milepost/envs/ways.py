@@ -1,0 +1,151 @@
+"""Know how a layer of an environment is captured: each takes the first way that fits it.
+
+1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
+2. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+3. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any, Protocol
+
+from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+
+_PLAIN_MODULES = (
+    "gymnasium.envs.classic_control.",
+    "gymnasium.envs.toy_text.",
+    "gymnasium.wrappers.",
+    "gymnasium.vector.",
+    "stable_baselines3.common.monitor",
+    "stable_baselines3.common.vec_env.",
+    "stable_baselines3.common.atari_wrappers",
+    "stable_baselines3.common.envs.",
+)
+_IN_WORKERS = (
+    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
+    "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
+)
+_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
+_registered: set[str] = set()
+
+_STRUCTURE = frozenset(
+    {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
+    | {"render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}
+)
+# The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
+_NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
+# Overwritten before anybody reads them, and full of whatever the env's infos hold.
+_OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
+
+
+class Way(Protocol):
+    """Be one way to read a single layer's state, and to write it back in place."""
+
+    name: str
+
+    def fits(self, env: Any) -> bool:
+        """Return whether this way applies to ``env``: by its class, not by what it holds at this moment."""
+        ...
+
+    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
+        """Return the layer's state as a plain tree; None, and a word in ``recorder.left_out``, if it cannot be had now."""
+        ...
+
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
+        """Bring the layer back to what `capture` returned."""
+        ...
+
+
+class Own:
+    """Let the layer speak for itself."""
+
+    name = "own"
+
+    def fits(self, env: Any) -> bool:
+        """Return whether its class has both methods."""
+        return hasattr(type(env), "milepost_get_state") and hasattr(type(env), "milepost_set_state")
+
+    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:  # noqa: ARG002
+        """Return what it says."""
+        return env.milepost_get_state()
+
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
+        """Tell it what it said."""
+        env.milepost_set_state(state)
+
+
+class Plain:
+    """Take the attributes of a class that is known to hold nothing but data."""
+
+    name = "plain"
+
+    def fits(self, env: Any) -> bool:
+        """Return whether its class is known or registered."""
+        name = class_name(env)
+        return name in _registered or (name.startswith(_PLAIN_MODULES) and name not in _IN_WORKERS)
+
+    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
+        """Return its attributes."""
+        configured = () if class_name(env) in _registered else _configured(env.__class__)
+        skip = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
+        return recorder.attributes(env, path, skip=skip, optional=_OPTIONAL)
+
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
+        """Overwrite its attributes."""
+        refiller.attributes(env, state, path)
+
+
+class Nowhere:
+    """Name the layer, and capture nothing of it."""
+
+    name = "none"
+
+    def fits(self, env: Any) -> bool:  # noqa: ARG002
+        """Return True: somebody has to."""
+        return True
+
+    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
+        """Say why there is nothing."""
+        recorder.left_out.append(LeftOut(path, _reason(env)))
+
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
+        """Do nothing: there is nothing."""
+
+
+WAYS: tuple[Way, ...] = (Own(), Plain(), Nowhere())
+"""In the order in which they are asked."""
+
+
+def way_of(env: Any) -> Way:
+    """Return the first way that fits this layer."""
+    return next(way for way in WAYS if way.fits(env))
+
+
+def register_plain(cls: type) -> type:
+    """Promise that the whole state of ``cls`` is its plain attributes: no native objects, nothing in modules or files.
+
+    A class decorator. Attributes that are not plain are still found and reported.
+    """
+    _registered.add(f"{cls.__module__}.{cls.__qualname__}")
+    return cls
+
+
+def _reason(env: Any) -> str:
+    name = class_name(env)
+    if name in _IN_WORKERS:
+        return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
+    if name.startswith(_NATIVE_MODULES):
+        return "its state is in native memory, which this version does not capture"
+    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
+
+
+@cache
+def _configured(cls: Any) -> frozenset[str]:
+    """Return the names of the constructor's arguments: the script sets them again, and a changed setting wins.
+
+    Only for the known classes, of which it was checked that none of them moves during an episode.
+    """
+    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
+    return frozenset(name for init in inits for name in inspect.signature(init).parameters)
