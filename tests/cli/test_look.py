@@ -238,4 +238,4 @@ def test_listing_imports_neither_numpy_nor_torch(run: Run) -> None:
         assert "g000001" in done.stdout
         loaded = set(done.stderr.split())
         assert "milepost.publish.view" in loaded
-        assert loaded.isdisjoint({"numpy", "torch", "gymnasium", "stable_baselines3", "rich", "traceback"})
+        assert loaded.isdisjoint({"numpy", "torch", "gymnasium", "stable_baselines3", "rich", "traceback", "milepost.store.lock"})

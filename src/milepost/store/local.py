@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from milepost.clock import Clock
 from milepost.errors import NotFoundError, StoreError
@@ -31,9 +31,11 @@ from milepost.store.base import (
 from milepost.store.blob_bytes import WayToDisk
 from milepost.store.blob_file import BlobFile
 from milepost.store.directories import Directories
-from milepost.store.lock import FileGuard, FileLock
 from milepost.store.posix import Posix, as_bytes, closing, discard, failures_of, read_all, store_error, unseen, write_all
 from milepost.store.reading import FileReader, once_more
+
+if TYPE_CHECKING:
+    from milepost.store.lock import FileGuard
 
 T = TypeVar("T")
 
@@ -220,6 +222,8 @@ class LocalStore(Store):
             return self._posix.free_bytes(path)
 
     def guard(self, *, wait_s: float, take_over: bool) -> FileGuard:
+        from milepost.store.lock import FileGuard  # not at the top: a run that is only looked at is not locked
+
         # A new claim begins, perhaps after one that failed because somebody had removed the root.
         self._directories.forget()
         with failures_of("make", self.root):
@@ -327,6 +331,8 @@ class LocalStore(Store):
     @contextmanager
     def _compare_and_set(self, name: str) -> Iterator[None]:
         """Keep every other `replace_if` out, in this process and in all others, for a handful of system calls."""
+        from milepost.store.lock import FileLock
+
         lock = FileLock(os.path.join(self.root, _CAS_LOCK), self._posix)
         with failures_of("lock", lock.path, name=name):
             self._directories.keep(self.root)
