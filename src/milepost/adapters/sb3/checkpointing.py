@@ -19,6 +19,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from milepost.adapters.sb3 import callbacks as tree
 from milepost.adapters.sb3.parts import Part, build
+from milepost.adapters.sb3.rounds import idle
 from milepost.adapters.sb3.start import Saved, Start, decide
 from milepost.adapters.sb3.subject import Marks, Subject, fingerprint
 from milepost.engine.checkpoint_engine import CheckpointEngine
@@ -96,6 +97,7 @@ class Checkpointing(BaseCallback):
         self._subject = Subject(self.model, root, self, marks, evaluations=tree.evaluations(root))
         marks.reported = {path: tree.last_evaluation(callback) for path, callback in self._subject.evaluations}
         self._due, self._ended_at = False, None
+        idle(self.model, 0)
         self._engine = self._opened(self._subject)
         self._begin(self._engine, self._engine.peek(self._which))
 
@@ -126,6 +128,7 @@ class Checkpointing(BaseCallback):
         if start in (Start.CONTINUE, Start.EXTEND):
             self._due = True
             self._set_step(saved.step)
+            idle(self.model, saved.rounds)
             return
         self._load_finished(engine)
 
@@ -148,6 +151,7 @@ class Checkpointing(BaseCallback):
         # The end was damaged, and an older generation took its place.
         self._due = start is not Start.FRESH
         self._set_step(saved.step if self._due else before)
+        idle(self.model, saved.rounds if self._due else 0)
 
     def _on_rollout_start(self) -> None:
         engine, subject = self._running, self._now
@@ -164,6 +168,7 @@ class Checkpointing(BaseCallback):
         restored = engine.resume(self._which)
         assert restored is not None
         saved, marks = Saved.read(restored.step, restored.counters), subject.marks
+        marks.rounds = saved.rounds
         del marks.ends[marks.learn :]
         if saved.ended:
             _begin_rollout(self.model)
@@ -175,6 +180,9 @@ class Checkpointing(BaseCallback):
         if subject.evaluations:
             self._report(self._running, subject)
         return True
+
+    def _on_rollout_end(self) -> None:
+        self._now.marks.rounds += 1
 
     def _on_training_end(self) -> None:
         engine, subject = self._running, self._now
