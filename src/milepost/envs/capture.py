@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
-from milepost.envs.ways import way_of
+from milepost.envs.spaces import space_differences, spaces_of
+from milepost.envs.ways import way_named, way_of
 from milepost.errors import MismatchError
 from milepost.records import Difference
 from milepost.state.kinds import register_component
@@ -40,25 +41,35 @@ def restore(env: Any, tree: dict[str, Any]) -> None:
     _restore(env, tree, Refiller(), "")
 
 
+def attach(env: Any) -> None:
+    """Make every layer of ``env`` ready to be captured. Changes no bit of what the env does; called again it does nothing."""
+    way_of(env).attach(env)
+    for layer in _inner(env):
+        attach(layer)
+
+
 def differences(env: Any, tree: dict[str, Any], path: str = "") -> list[Difference]:
-    """Return where the layers of ``env`` are not those of the captured tree: another class, another number of envs."""
+    """Return where ``env`` is not what was captured: the classes of its layers, their spaces, the number of envs."""
     here = _join(path, type(env).__name__)
     if tree["class"] != class_name(env):
         return [Difference(here, tree["class"], class_name(env), "env")]
-    if tree["way"] not in ("elsewhere", way := way_of(env).name):
-        return [Difference(here, f"captured by way `{tree['way']}`", f"way `{way}`", "env")]
+    way = way_of(env)
+    if tree["way"] not in ("elsewhere", "none", way.name):
+        return [Difference(here, f"captured by way `{tree['way']}`", f"way `{way.name}`", "env")]
     saved, live = tree["inner"], list(_inner(env))
     if len(saved) != len(live):
         return [Difference(_join(here, "num_envs"), str(len(saved)), str(len(live)), "env")]
-    names = [here] if len(live) == 1 else [f"{here}[{index}]" for index in range(len(live))]
-    return [
-        difference for layer, node, name in zip(live, saved, names, strict=True) for difference in differences(layer, node, name)
-    ]
+    found = way.differences(env, tree["state"], here) if tree["way"] == way.name and tree["state"] is not None else []
+    for layer, node, name in zip(live, saved, _names(here, live), strict=True):
+        found += differences(layer, node, name)
+    # What differs within is not told once more for every layer around it.
+    return found or space_differences(env, tree, here)
 
 
 def is_whole(tree: dict[str, Any]) -> bool:
     """Return whether every layer of a captured tree was captured. If not, the env must be reset after a restore."""
-    return tree["way"] != "none" and all(map(is_whole, tree["inner"]))
+    way = way_named(tree["way"])
+    return (way is None or way.whole(tree["state"])) and all(map(is_whole, tree["inner"]))
 
 
 def describe(env: Any) -> str:
@@ -91,6 +102,7 @@ class Envs:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        attach(env)
         self._left_out: tuple[LeftOut, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,6 +145,7 @@ def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -
     inner = list(_inner(env))
     return {
         "class": class_name(env),
+        "spaces": spaces_of(env, inner),
         "way": "elsewhere" if others else way_of(env).name,
         "state": None if others else capture_layer(env, recorder, here),
         "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, _names(here, inner), strict=True)],
@@ -141,7 +154,7 @@ def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -
 
 def _restore(env: Any, tree: dict[str, Any], refiller: Refiller, path: str) -> None:
     here = _join(path, type(env).__name__)
-    if tree["way"] != "elsewhere":
+    if tree["way"] not in ("elsewhere", "none"):
         restore_layer(env, tree["state"], refiller, here)
     inner = list(_inner(env))
     for layer, node, name in zip(inner, tree["inner"], _names(here, inner), strict=True):
