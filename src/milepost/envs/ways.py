@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from milepost.envs.pickles import Pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.way import Way
 
@@ -125,7 +126,7 @@ WAYS: tuple[Way, ...] = (
     # workers: before plain, whose modules hold them too
     Plain(),
     # replay
-    # pickle
+    Pickled(),
     Nowhere(),
 )
 """In the order in which they are asked."""
