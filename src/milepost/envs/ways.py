@@ -1,17 +1,21 @@
 """Know how a layer of an environment is captured: each takes the first way that fits it.
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
-2. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-3. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+2. ``snapshot``: functions that were registered for its class speak for it.
+3. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+4. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
+from milepost.envs.pickles import Pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.way import Way
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -29,6 +33,7 @@ _IN_WORKERS = (
 )
 _NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
 _registered: set[str] = set()
+_snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
 
 _STRUCTURE = frozenset(
     {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
@@ -40,25 +45,7 @@ _NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
 _OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
 
 
-class Way(Protocol):
-    """Be one way to read a single layer's state, and to write it back in place."""
-
-    name: str
-
-    def fits(self, env: Any) -> bool:
-        """Return whether this way applies to ``env``: by its class, not by what it holds at this moment."""
-        ...
-
-    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
-        """Return the layer's state as a plain tree; None, and a word in ``recorder.left_out``, if it cannot be had now."""
-        ...
-
-    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
-        """Bring the layer back to what `capture` returned."""
-        ...
-
-
-class Own:
+class Own(Way):
     """Let the layer speak for itself."""
 
     name = "own"
@@ -67,16 +54,34 @@ class Own:
         """Return whether its class has both methods."""
         return hasattr(type(env), "milepost_get_state") and hasattr(type(env), "milepost_set_state")
 
-    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:  # noqa: ARG002
+    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return what it says."""
-        return env.milepost_get_state()
+        return _said(env.milepost_get_state(), recorder, path)
 
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Tell it what it said."""
         env.milepost_set_state(state)
 
 
-class Plain:
+class Snapshot(Way):
+    """Let functions speak that were registered for the class by `register_snapshotter`."""
+
+    name = "snapshot"
+
+    def fits(self, env: Any) -> bool:
+        """Return whether exactly its class was registered."""
+        return type(env) in _snapshotters
+
+    def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
+        """Return what the first of them says."""
+        return _said(_snapshotters[type(env)][0](env), recorder, path)
+
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
+        """Tell it to the second."""
+        _snapshotters[type(env)][1](env, state)
+
+
+class Plain(Way):
     """Take the attributes of a class that is known to hold nothing but data."""
 
     name = "plain"
@@ -97,7 +102,7 @@ class Plain:
         refiller.attributes(env, state, path)
 
 
-class Nowhere:
+class Nowhere(Way):
     """Name the layer, and capture nothing of it."""
 
     name = "none"
@@ -114,13 +119,37 @@ class Nowhere:
         """Do nothing: there is nothing."""
 
 
-WAYS: tuple[Way, ...] = (Own(), Plain(), Nowhere())
+WAYS: tuple[Way, ...] = (
+    Own(),
+    Snapshot(),
+    # ale, mujoco
+    # workers: before plain, whose modules hold them too
+    Plain(),
+    # replay
+    Pickled(),
+    Nowhere(),
+)
 """In the order in which they are asked."""
 
 
 def way_of(env: Any) -> Way:
     """Return the first way that fits this layer."""
     return next(way for way in WAYS if way.fits(env))
+
+
+def way_named(name: str) -> Way | None:
+    """Return the way of that name, if this version has it."""
+    return next((way for way in WAYS if way.name == name), None)
+
+
+def register_snapshotter(cls: type, get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> None:
+    """Let ``get(env)`` give the whole state of an env or wrapper of exactly ``cls``, and ``put(env, state)`` bring it back.
+
+    For classes that are not yours to change; of a wrapper, the state of this layer alone. ``get`` returns a tree of numbers,
+    text, bytes, arrays, lists and dicts, or None if there is no state to be had at this moment. It may return live arrays:
+    they are copied. ``put`` changes the env in place, and brings generators back, too.
+    """
+    _snapshotters[cls] = (get, put)
 
 
 def register_plain(cls: type) -> type:
@@ -130,6 +159,12 @@ def register_plain(cls: type) -> type:
     """
     _registered.add(f"{cls.__module__}.{cls.__qualname__}")
     return cls
+
+
+def _said(state: Any, recorder: Recorder, path: str) -> Any:
+    if state is None:
+        recorder.left_out.append(LeftOut(path, "it gave None: no state of it can be had at this moment"))
+    return state
 
 
 def _reason(env: Any) -> str:
