@@ -38,6 +38,11 @@ class Algorithm:
     """Whether it can only have one environment."""
 
     @property
+    def off_policy(self) -> bool:
+        """Return whether it learns from a replay buffer."""
+        return self.where.endswith(("DQN", "DDPG", "TD3", "SAC", "TQC", "CrossQ"))
+
+    @property
     def missing(self) -> bool:
         """Return whether its package is not installed."""
         return importlib.util.find_spec(self.where.partition(":")[0]) is None

@@ -13,7 +13,13 @@ LOOP = "own loop"
 """The algorithm that is no class of Stable-Baselines3: `exactness.loop`, with Gymnasium's own vector environments."""
 
 VENVS: Mapping[str, int] = {"DummyVecEnv x1": 1, "DummyVecEnv x3": 3, "SubprocVecEnv x2": 2}
-GYMNASIUM: Mapping[str, int] = {"SyncVectorEnv x2": 2}
+GYMNASIUM: Mapping[str, int] = {
+    "SyncVectorEnv x2": 2,
+    "SyncVectorEnv x2, same step": 2,
+    "AsyncVectorEnv x2": 2,
+    "AsyncVectorEnv x2, same step": 2,
+}
+"""Gymnasium's own; they reset an env at the step after its episode, or at the same one."""
 WRAPS = ("-", "VecMonitor", "VecNormalize", "VecFrameStack", "all three")
 """Around the vector environment; the last is VecNormalize<VecFrameStack<VecMonitor>>."""
 BESIDE = ("-", "EvalCallback")
@@ -60,6 +66,8 @@ def can_be(cell: Cell) -> bool:
     algorithm = ALGORITHMS[cell.algorithm]
     learns = world.actions in algorithm.actions and world.sees in algorithm.sees and world.masked == algorithm.masks
     stacked = cell.wraps in ("VecFrameStack", "all three")
+    if cell.wraps in ("VecNormalize", "all three") and world.sees in ("number", "picture") and algorithm.off_policy:
+        return False  # Stable-Baselines3 fails: it indexes a number as an array, and stores a picture as it was not turned
     stacks = world.sees in ("vector", "picture") and not (stacked and "memory" in cell.algorithm)
     return learns and (stacks or not stacked)
 
@@ -77,7 +85,7 @@ def subset() -> list[Cell]:
 def _cost(cell: Cell) -> float:
     """Return about how long a cell takes: a worker process starts slowly, and so do some simulators."""
     algorithm = 1.0 if cell.algorithm == LOOP else ALGORITHMS[cell.algorithm].seconds
-    return WORLDS[cell.world].seconds * algorithm * (1.5 if cell.venv.startswith("Subproc") else 1.0)
+    return WORLDS[cell.world].seconds * algorithm * (1.5 if cell.venv.startswith(("Subproc", "Async")) else 1.0)
 
 
 SUBSET: Sequence[Cell] = (
