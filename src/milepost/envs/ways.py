@@ -3,7 +3,8 @@
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
 3. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-4. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+4. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+5. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replaying import Replay
 from milepost.envs.way import Way
 
 _PLAIN_MODULES = (
@@ -30,7 +32,7 @@ _IN_WORKERS = (
     "gymnasium.vector.async_vector_env.AsyncVectorEnv",
     "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
 )
-_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
+_NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
 _snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
 
@@ -124,7 +126,7 @@ WAYS: tuple[Way, ...] = (
     # ale, mujoco
     # workers: before plain, whose modules hold them too
     Plain(),
-    # replay
+    Replay(),
     # pickle
     Nowhere(),
 )
@@ -172,7 +174,10 @@ def _reason(env: Any) -> str:
         return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
-    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
+    return (
+        "nobody knows its state: give its class milepost_get_state and milepost_set_state, or call register_snapshotter, "
+        "register_plain or register_replayed of milepost.envs, whichever is true of it"
+    )
 
 
 @cache
