@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from milepost.envs.capture import Envs, EnvState, attach, capture, describe, differences, is_whole, restore
+from milepost.envs.pickles import allow_pickle
 from milepost.envs.plain import LeftOut
 from milepost.envs.replayed import register_replayed
 from milepost.envs.replaying import ReplayCost, replay_costs
@@ -20,6 +21,7 @@ __all__ = [
     "FreshWorld",
     "LeftOut",
     "ReplayCost",
+    "allow_pickle",
     "attach",
     "capture",
     "describe",

@@ -56,6 +56,11 @@ class Recording:
         self.begun, self.start = True, dict[str, Any]()
         self.unknown = UNSEEN
         """Why the episode cannot be told again; empty if it can."""
+        self.shown: Any = ABSENT
+        self.after: Mark | None = ()
+        """How the generator stood when the env had shown that."""
+        self._mark: Mark | None = ()
+        self._pulse: object = None
         self._forget()
 
     # What the taps tell.
@@ -188,10 +193,7 @@ class Recording:
 
     def _forget(self) -> None:
         self.actions, self._events = ActionLog(), Pieces()
-        self.shown: Any = ABSENT
-        self.after: Mark | None = ()
-        self._mark: Mark | None = ()
-        self._pulse: object = None
+        self.shown, self.after, self._mark, self._pulse = ABSENT, (), (), None
 
     def _live(self) -> Any:
         env = self._env()
@@ -275,9 +277,9 @@ def events_of(log: Pieces) -> Iterator[tuple[int, bytes | None]]:
 
 def _made_meanwhile(env: Any) -> Any:
     """Return how a generator began that a reset without a seed has made, of entropy which Gymnasium keeps as its seed."""
-    generator = getattr(env, "_np_random", None)
-    seeds = None if generator is None else generator.bit_generator.seed_seq
-    if type(seeds) is not np.random.SeedSequence:
+    generator: Any = getattr(env, "_np_random", None)
+    seeds: Any = None if generator is None else generator.bit_generator.seed_seq
+    if generator is None or type(seeds) is not np.random.SeedSequence:
         return None
-    seeds = np.random.SeedSequence(**{**seeds.state, "n_children_spawned": 0})
-    return rng.numpy_state(np.random.Generator(type(generator.bit_generator)(seeds)))
+    untouched = np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, pool_size=seeds.pool_size)
+    return rng.numpy_state(np.random.Generator(type(generator.bit_generator)(untouched)))

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from milepost.envs import box2d, recording
 from milepost.envs.actionlog import ActionLog, Pieces
 from milepost.envs.inplace import standing_in
@@ -221,39 +219,10 @@ def _unheard(env: Any, name: str) -> Any:
 
 
 def _check(saved: Any, live: Any, path: str) -> None:
-    if (found := _first_difference(saved, live, path)) is not None:
-        raise MismatchError(
-            "told the same again, the env is not what it was",
-            [found],
-            kind="env-lies",
-            hint="milepost doctor env proves an env; whatever outlives its reset() belongs into carries= or its own milepost_get_state",
-        )
+    # Not above: the proof asks the ways, of which this is one.
+    from milepost.envs.proof import first_difference
 
-
-def _first_difference(saved: Any, live: Any, path: str) -> Difference | None:
-    """Return the first place where two plain trees differ in a bit, with both values."""
-    if same(saved, live):
-        return None
-    parts = _parts(saved, live)
-    if parts is None:
-        return Difference(path, repr(saved), repr(live), "env")
-    return next(found for name, one, other in parts if (found := _first_difference(one, other, f"{path}{name}")) is not None)
-
-
-def _parts(saved: Any, live: Any) -> list[tuple[str, Any, Any]] | None:
-    """Return what two values consist of, side by side, or None if they are to be compared as they are."""
-    if type(saved) is not type(live):
-        return None
-    if isinstance(saved, dict):
-        return [(f".{name}", saved[name], live[name]) for name in saved] if list(saved) == list(live) else None
-    if isinstance(saved, np.ndarray):
-        if saved.shape != live.shape or saved.dtype != live.dtype or not saved.shape:
-            return None
-        return [(f"{list(index)}", saved[index], live[index]) for index in np.ndindex(saved.shape)]
-    if isinstance(saved, (list, tuple)):
-        return (
-            [(f"[{index}]", *pair) for index, pair in enumerate(zip(saved, live, strict=True))]
-            if len(saved) == len(live)
-            else None
-        )
-    return None
+    if (found := first_difference(saved, live, path)) is not None:
+        message = "told the same again, an environment is not what it was"
+        hint = "something outlives its reset, or was drawn elsewhere: name it in carries= of register_replayed"
+        raise MismatchError(message, [found], kind="env-lies", hint=hint)
