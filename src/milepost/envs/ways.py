@@ -3,18 +3,20 @@
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
 3. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-4. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+4. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+5. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
+from milepost.envs.attributes import attributes_of
 from milepost.envs.pickles import Pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replaying import Replay
+from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
 
 _PLAIN_MODULES = (
@@ -31,18 +33,9 @@ _IN_WORKERS = (
     "gymnasium.vector.async_vector_env.AsyncVectorEnv",
     "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
 )
-_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
+_NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
 _snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
-
-_STRUCTURE = frozenset(
-    {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
-    | {"render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}
-)
-# The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
-_NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
-# Overwritten before anybody reads them, and full of whatever the env's infos hold.
-_OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
 
 
 class Own(Way):
@@ -93,9 +86,7 @@ class Plain(Way):
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return its attributes."""
-        configured = () if class_name(env) in _registered else _configured(env.__class__)
-        skip = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
-        return recorder.attributes(env, path, skip=skip, optional=_OPTIONAL)
+        return attributes_of(env, recorder, path, known=class_name(env) not in _registered)
 
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
         """Overwrite its attributes."""
@@ -122,10 +113,11 @@ class Nowhere(Way):
 WAYS: tuple[Way, ...] = (
     Own(),
     Snapshot(),
-    # ale, mujoco
+    Ale(),
+    Mujoco(),
     # workers: before plain, whose modules hold them too
     Plain(),
-    # replay
+    Replay(),
     Pickled(),
     Nowhere(),
 )
@@ -173,14 +165,7 @@ def _reason(env: Any) -> str:
         return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
-    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
-
-
-@cache
-def _configured(cls: Any) -> frozenset[str]:
-    """Return the names of the constructor's arguments: the script sets them again, and a changed setting wins.
-
-    Only for the known classes, of which it was checked that none of them moves during an episode.
-    """
-    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    return frozenset(name for init in inits for name in inspect.signature(init).parameters)
+    return (
+        "nobody knows its state: give its class milepost_get_state and milepost_set_state, or call register_snapshotter, "
+        "register_plain, register_replayed or allow_pickle of milepost.envs, whichever is true of it"
+    )
