@@ -1,13 +1,19 @@
 """Capture environments with their wrappers, and bring them back in place."""
 
+from typing import TYPE_CHECKING, Any
+
 from milepost.envs.capture import Envs, EnvState, attach, capture, describe, differences, is_whole, restore
 from milepost.envs.plain import LeftOut
 from milepost.envs.ways import register_plain, register_snapshotter
+
+if TYPE_CHECKING:
+    from milepost.envs.reachable import Reachable
 
 __all__ = [
     "EnvState",
     "Envs",
     "LeftOut",
+    "Reachable",
     "attach",
     "capture",
     "describe",
@@ -17,3 +23,12 @@ __all__ = [
     "register_snapshotter",
     "restore",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Gymnasium when it is asked for."""
+    if name == "Reachable":
+        from milepost.envs.reachable import Reachable
+
+        return Reachable
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
