@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from milepost.envs.capture import Envs, EnvState, attach, capture, describe, differences, is_whole, restore
+from milepost.envs.pickles import allow_pickle
 from milepost.envs.plain import LeftOut
 from milepost.envs.ways import register_plain, register_snapshotter
 
@@ -14,6 +15,7 @@ __all__ = [
     "Envs",
     "LeftOut",
     "Reachable",
+    "allow_pickle",
     "attach",
     "capture",
     "describe",

@@ -7,6 +7,7 @@ comes back is bytes: a tensor that went through the pipe as a tensor would share
 
 from __future__ import annotations
 
+import copy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -176,7 +177,8 @@ def _empty(space: Any) -> Any:
     """Return an observation that has the right shape, and that nobody will look at."""
     from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1))))
+    # To batch a space makes it a generator, if it has none yet, and the next sample would be another: that of a copy, then.
+    return next(iter(iterate(batch_space(copy.deepcopy(space), 1), create_empty_array(space, 1))))
 
 
 _ANSWERS: dict[str, Callable[[Place, Any], Any]] = {

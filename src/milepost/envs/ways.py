@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from milepost.envs.pickles import Pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.way import Way
 from milepost.envs.workers import Workers
@@ -123,7 +124,7 @@ WAYS: tuple[Way, ...] = (
     Workers(),  # before plain, whose modules hold them too
     Plain(),
     # replay
-    # pickle
+    Pickled(),
     Nowhere(),
 )
 """In the order in which they are asked."""
