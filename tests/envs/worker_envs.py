@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from typing import Any
 
 import gymnasium as gym
@@ -57,8 +59,8 @@ class UnknownDice(Dice):
     """Dice that only the parent process knows."""
 
 
-class Broken(gym.Env[Any, Any]):
-    """Speak for itself, and fail in it."""
+class Calm(gym.Env[Any, Any]):
+    """Speak for itself."""
 
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
@@ -71,10 +73,24 @@ class Broken(gym.Env[Any, Any]):
         return int(action), 0.0, False, False, {}
 
     def milepost_get_state(self) -> Any:
-        raise ZeroDivisionError("no state today")
+        return {}
 
     def milepost_set_state(self, state: Any) -> None:
-        raise AssertionError("never saved")
+        pass
+
+
+class Broken(Calm):
+    """Fail when it is asked."""
+
+    def milepost_get_state(self) -> Any:
+        raise ZeroDivisionError("no state today")
+
+
+class Killed(Calm):
+    """Die when it is asked."""
+
+    def milepost_get_state(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hidden_worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, errors: Any, *_: Any) -> None:

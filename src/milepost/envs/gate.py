@@ -8,7 +8,8 @@ begins it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -35,6 +36,11 @@ class Gate:
     def owe_reset(self, owed: bool, *, reset_pays: bool) -> None:
         """Begin an episode at the next step if ``owed``, unless a reset comes first and, as in some loops, pays for it."""
         self.owes_reset, self._reset_pays = owed, reset_pays
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the gate out while somebody looks at what the env holds."""
+        yield
 
     def step(self, action: Any) -> Any:
         """Return what the env, or whoever stands in for it, says."""
@@ -75,12 +81,24 @@ class _Borrowed(Gate):
 
     def stand_in(self, observation: Any, info: dict[str, Any]) -> None:
         super().stand_in(observation, info)
-        self._env.step, self._env.reset = self.step, self.reset
+        vars(self._env).update(self._own())
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        hung = {name for name, method in self._own().items() if vars(self._env).get(name) == method}
+        self._take_out()
+        try:
+            yield
+        finally:
+            vars(self._env).update({name: method for name, method in self._own().items() if name in hung})
 
     def _take_out(self) -> None:
         attributes = vars(self._env)
-        for name in ("step", "reset"):
+        for name, method in self._own().items():
             # Somebody else may have put something before it since. Then it stays, and passes everything on.
-            if attributes.get(name) == getattr(self, name):
+            if attributes.get(name) == method:
                 del attributes[name]
                 attributes.update({name: self._before[name]} if name in self._before else {})
+
+    def _own(self) -> dict[str, Any]:
+        return {"step": self.step, "reset": self.reset}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from milepost.envs.capture import attach, capture, describe, differences, is_whole, restore
+from milepost.envs.capture import attach, capture, describe, differences, restore
 from milepost.envs.gate import Gate
 from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller
 from milepost.envs.ways import known_as_plain, learn_plain
@@ -51,7 +51,7 @@ class Messenger:
             place = self._place(sys._getframe(1))
             answer = _ANSWERS[question](place, unpickled(self.data, NAME, trust=True).value)
             return {"answer": pickled(Opaque(answer), NAME, allow=True)}
-        except Exception as error:  # whatever it is, the parent has to hear of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent has to hear of it
             return {"error": _told(error)}
 
     def _place(self, frame: FrameType | None) -> Place:
@@ -111,7 +111,9 @@ def _describe(place: Place, _: Any) -> str:
 
 
 def _capture(place: Place, _: Any) -> dict[str, Any]:
-    env, recorder = capture(place.env), Recorder()
+    with place.gate.aside():
+        env = capture(place.env)
+    recorder = Recorder()
     loop = _loop(place, recorder)
     left_out = [(left.path, left.reason) for left in (*env.left_out, *recorder.left_out)]
     generators = Rng().state_dict()["process"]
