@@ -19,6 +19,7 @@ from milepost.envs.plain import ABSENT, Recorder, is_atom, is_code, is_small, is
 
 _PAIRS = tuple[Any, Any, str]
 
+
 def unlike(live: Any, copy: Any, kept: Collection[Any], path: str) -> str | None:
     """Return the first reason why ``copy`` is not a copy of ``live``; objects of ``kept`` are in both the very same."""
     walk = _Walk({id(held) for held in kept})

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
+from milepost.envs.attributes import attributes_of
 from milepost.envs.pickles import Pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
 from milepost.envs.workers import Workers
 
@@ -32,15 +32,6 @@ _PLAIN_MODULES = (
 _NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
 _registered: set[str] = set()
 _snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
-
-_STRUCTURE = frozenset(
-    {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
-    | {"render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}
-)
-# The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
-_NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
-# Overwritten before anybody reads them, and full of whatever the env's infos hold.
-_OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
 
 
 class Own(Way):
@@ -91,9 +82,7 @@ class Plain(Way):
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return its attributes."""
-        configured = () if class_name(env) in _registered else _configured(env.__class__)
-        skip = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
-        return recorder.attributes(env, path, skip=skip, optional=_OPTIONAL)
+        return attributes_of(env, recorder, path, known=class_name(env) not in _registered)
 
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
         """Overwrite its attributes."""
@@ -120,7 +109,8 @@ class Nowhere(Way):
 WAYS: tuple[Way, ...] = (
     Own(),
     Snapshot(),
-    # ale, mujoco
+    Ale(),
+    Mujoco(),
     Workers(),  # before plain, whose modules hold them too
     Plain(),
     # replay
@@ -180,13 +170,3 @@ def _reason(env: Any) -> str:
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
     return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
-
-
-@cache
-def _configured(cls: Any) -> frozenset[str]:
-    """Return the names of the constructor's arguments: the script sets them again, and a changed setting wins.
-
-    Only for the known classes, of which it was checked that none of them moves during an episode.
-    """
-    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    return frozenset(name for init in inits for name in inspect.signature(init).parameters)
