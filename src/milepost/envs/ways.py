@@ -2,9 +2,10 @@
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
-3. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-4. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
-5. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+3. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
+4. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+5. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+6. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.replaying import Replay
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
+from milepost.envs.workers import Workers
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -28,10 +30,6 @@ _PLAIN_MODULES = (
     "stable_baselines3.common.vec_env.",
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.envs.",
-)
-_IN_WORKERS = (
-    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
-    "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
 )
 _NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
@@ -82,7 +80,7 @@ class Plain(Way):
     def fits(self, env: Any) -> bool:
         """Return whether its class is known or registered."""
         name = class_name(env)
-        return name in _registered or (name.startswith(_PLAIN_MODULES) and name not in _IN_WORKERS)
+        return name in _registered or name.startswith(_PLAIN_MODULES)
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return its attributes."""
@@ -115,7 +113,7 @@ WAYS: tuple[Way, ...] = (
     Snapshot(),
     Ale(),
     Mujoco(),
-    # workers: before plain, whose modules hold them too
+    Workers(),  # before plain, whose modules hold them too
     Plain(),
     Replay(),
     Pickled(),
@@ -153,6 +151,16 @@ def register_plain(cls: type) -> type:
     return cls
 
 
+def known_as_plain() -> frozenset[str]:
+    """Return the classes that were registered, by name, for worker processes that may not have run the same script."""
+    return frozenset(_registered)
+
+
+def learn_plain(names: frozenset[str]) -> None:
+    """Take over what is registered in another process."""
+    _registered.update(names)
+
+
 def _said(state: Any, recorder: Recorder, path: str) -> Any:
     if state is None:
         recorder.left_out.append(LeftOut(path, "it gave None: no state of it can be had at this moment"))
@@ -161,8 +169,6 @@ def _said(state: Any, recorder: Recorder, path: str) -> Any:
 
 def _reason(env: Any) -> str:
     name = class_name(env)
-    if name in _IN_WORKERS:
-        return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
     return (
