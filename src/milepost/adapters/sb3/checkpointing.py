@@ -1,8 +1,9 @@
 """Checkpoint and resume a Stable-Baselines3 run from an ordinary callback.
 
 State is read and written at the same hook, `_on_rollout_start`: the last ``train()`` is over, the rollout buffer has been
-emptied, and nothing of ``collect_rollouts`` is live (`milepost.adapters.sb3.boundary` for where that is not so). When the script runs again unchanged, everything that its own
-set-up has made by the time the hook first fires (networks, a reset env, drawn noise) is overwritten in place.
+emptied, and nothing of ``collect_rollouts`` is live (where that is not so, see `milepost.adapters.sb3.boundary`). When the
+script runs again unchanged, everything that its own set-up has made by the time the hook first fires (networks, a reset
+env, drawn noise) is overwritten in place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from milepost import envs
 from milepost.adapters.sb3 import boundary
 from milepost.adapters.sb3 import callbacks as tree
 from milepost.adapters.sb3.parts import Part, build
+from milepost.adapters.sb3.rounds import idle
 from milepost.adapters.sb3.start import Saved, Start, decide
 from milepost.adapters.sb3.subject import Marks, Subject, fingerprint
 from milepost.engine.checkpoint_engine import CheckpointEngine
@@ -101,6 +103,7 @@ class Checkpointing(BaseCallback):
         self._subject = Subject(self.model, root, self, marks, evaluations=tree.evaluations(root), workers=workers)
         marks.reported = {path: tree.last_evaluation(callback) for path, callback in self._subject.evaluations}
         self._due, self._ended_at = False, None
+        idle(self.model, 0)
         for env in (self.model.env, *(callback.eval_env for _, callback in self._subject.evaluations)):
             envs.attach(env)
         boundary.unwatch(self.model)
@@ -135,6 +138,7 @@ class Checkpointing(BaseCallback):
         if start in (Start.CONTINUE, Start.EXTEND):
             self._due = True
             self._set_step(saved.step)
+            idle(self.model, saved.rounds)
             return
         self._load_finished(engine)
 
@@ -157,6 +161,7 @@ class Checkpointing(BaseCallback):
         # The end was damaged, and an older generation took its place.
         self._due = start is not Start.FRESH
         self._set_step(saved.step if self._due else before)
+        idle(self.model, saved.rounds if self._due else 0)
 
     def _on_rollout_start(self) -> None:
         if not self._watched:
@@ -180,6 +185,7 @@ class Checkpointing(BaseCallback):
         restored = engine.resume(self._which)
         assert restored is not None
         saved, marks = Saved.read(restored.step, restored.counters), subject.marks
+        marks.rounds = saved.rounds
         del marks.ends[marks.learn :]
         if saved.ended:
             _begin_rollout(self.model)
@@ -194,9 +200,11 @@ class Checkpointing(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
+        marks = self._now.marks
+        marks.rounds += 1
         if self._watched:
             # Its steps say nothing of episodes; each update begins with an empty list of them.
-            self._now.marks.episodes += len(self.model.ep_info_buffer or ())
+            marks.episodes += len(self.model.ep_info_buffer or ())
 
     def _on_training_end(self) -> None:
         boundary.unwatch(self.model)

@@ -194,7 +194,9 @@ def _envs(subject: Subject, recorder: Recorder) -> Any:
     state = envs.capture(subject.model.env, elsewhere=(_NORMALIZER,))
     recorder.left_out += state.left_out
     if subject.workers is not None:
-        recorder.left_out.append(LeftOut("async_eval", "its workers take a seed and a normalizer, and tell nothing of their envs"))
+        recorder.left_out.append(
+            LeftOut("async_eval", "its workers tell nothing of the states of their envs")
+        )
     return state.tree
 
 

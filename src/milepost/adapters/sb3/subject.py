@@ -33,13 +33,15 @@ class Marks:
     ends: list[int] = field(default_factory=list)
     """The step at which each completed ``learn()`` ended, by ordinal."""
     episodes: int = 0
+    rounds: int = 0
+    """How many rollouts of this call are over."""
     reported: dict[str, int] = field(default_factory=dict)
     """For each evaluation callback, the call that was reported last."""
 
     def counters(self, model: BaseAlgorithm) -> dict[str, int]:
         """Return what a generation's summary says, so that a start can be decided without loading anything."""
         ended = {"learn": self.learn, "ended": int(self.ended), "total": self.total}
-        return {**ended, "episodes": self.episodes, "updates": model._n_updates}
+        return {**ended, "episodes": self.episodes, "rounds": self.rounds, "updates": model._n_updates}
 
 
 @dataclass(slots=True)
