@@ -175,14 +175,16 @@ def pieces(model: Any, callbacks: Sequence[BaseCallback] = ()) -> dict[str, str]
 
 
 # What the clock says, and the seed, which each start of a script has another one of. Text is mostly a path of this run's own folder.
-_NO_STATE = {"t", "start_time", "t_start", "episode_times", "seed"}
+# A callback's locals are the variables of the loop, and of an idle one there are none.
+_NO_STATE = {"t", "start_time", "t_start", "episode_times", "seed", "locals", "globals"}
 _SMALL = ("RunningMeanStd", "StackedObservations", "Noise")
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    return (
-        {name: data for name, value in sorted(vars(owner).items()) if (data := _data(value, name)) is not None} if owner else {}
-    )
+    named = dict(getattr(owner, "__dict__", {}))
+    if dataclasses.is_dataclass(owner):
+        named |= {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
+    return {name: data for name, value in sorted(named.items()) if (data := _data(value, name)) is not None}
 
 
 def _data(value: Any, name: str = "") -> Any:

@@ -90,6 +90,8 @@ class Checkpointing(BaseCallback):
         """The state is to be brought back at the next rollout's start."""
         self._ended_at: int | None = None
         """Set where this call has nothing to train: the step at which it had ended."""
+        self._counted: list[tuple[BaseCallback, int]] = []
+        """What each callback's step was then: those started after this one take the total, which the loop is shown."""
         self._watched = False
         """The boundary is told by the model itself, not by `_on_rollout_start`."""
 
@@ -154,6 +156,7 @@ class Checkpointing(BaseCallback):
         saved, marks = Saved.read(restored.step, restored.counters), self._now.marks
         start = self._decide(saved)
         if start in (Start.FINISHED, Start.SKIPPED):
+            self._counted = [(callback, callback.num_timesteps) for _, callback in tree.walk(self._now.root)]
             self._ended_at = marks.ends[marks.learn] if marks.learn < len(marks.ends) else self.model.num_timesteps
             # A callback may have stopped the call before its total. The loop tests the step, so it is shown the total.
             self._set_step(max(self._ended_at, marks.total))
@@ -214,10 +217,12 @@ class Checkpointing(BaseCallback):
             if self._ended_at is None:
                 self._save_end(engine, subject)
             else:
+                for callback, step in self._counted:
+                    callback.num_timesteps = step
                 self._set_step(self._ended_at)
         finally:
             _open.pop(self._name, None)
-            self._engine = self._subject = None
+            self._engine, self._subject, self._counted = None, None, []
             engine.close()
         history.ends.append(self.model.num_timesteps)
         history.episodes = marks.episodes

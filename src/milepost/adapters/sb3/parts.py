@@ -194,9 +194,7 @@ def _envs(subject: Subject, recorder: Recorder) -> Any:
     state = envs.capture(subject.model.env, elsewhere=(_NORMALIZER,))
     recorder.left_out += state.left_out
     if subject.workers is not None:
-        recorder.left_out.append(
-            LeftOut("async_eval", "its workers tell nothing of the states of their envs")
-        )
+        recorder.left_out.append(LeftOut("async_eval", "its workers tell nothing of the states of their envs"))
     return state.tree
 
 
@@ -238,6 +236,7 @@ def _extra(subject: Subject, recorder: Recorder) -> Any:
         "modules": {name: _changed(subject, name, module) for name, module in model.policy.named_modules()},
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
+        "lists": {path: _callback(subject, path, callback, recorder) for path, callback in tree.lists(subject.root)},
     }
 
 
@@ -252,6 +251,8 @@ def _set_extra(subject: Subject, state: Any) -> None:
     restore_logger(model.logger, state["logger"], refiller, model.num_timesteps, "logger")
     for path, callback in _plain_callbacks(subject):
         _set_callback(callback, state["callbacks"].get(path), refiller, path)
+    for path, callback in tree.lists(subject.root):
+        _set_callback(callback, state.get("lists", {}).get(path), refiller, path)
 
 
 def _action_noise(noise: Any, recorder: Recorder) -> Any:
