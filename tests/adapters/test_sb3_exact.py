@@ -12,7 +12,8 @@ from milepost.adapters.sb3 import Checkpointing, checkpointing
 from milepost.adapters.sb3.subject import Subject
 from milepost.lifecycle.triggers import every
 from milepost.state.rng import Rng
-from tests.adapters.sb3_runs import KILLED, SCENARIOS, KillAt, build, in_child, pieces
+from tests.adapters.sb3_runs import KILLED, KillAt, in_child, pieces
+from tests.adapters.sb3_scenarios import SCENARIOS, build
 
 pytestmark = pytest.mark.slow
 

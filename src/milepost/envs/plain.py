@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from milepost.envs import typed
+from milepost.envs import layout, typed
 from milepost.envs.textlog import read_log, rewrite_log
 from milepost.envs.typed import ABSENT as ABSENT
 from milepost.envs.typed import KIND as KIND
@@ -144,9 +144,9 @@ class Recorder:
     def _reader(self, value: Any) -> Callable[[Any, str], Any] | None:
         kind = type(value)
         if kind is np.ndarray and not value.dtype.hasobject:
-            return lambda array, _: array
+            return lambda array, _: _with_layout(array)
         if is_tensor(value):
-            return lambda tensor, _: tensor.detach()
+            return lambda tensor, _: _with_layout(tensor.detach())
         if kind in _CONTAINERS:
             return self._container
         if is_space(value):
@@ -191,6 +191,11 @@ class Recorder:
             return self.value(value, path)
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [self.value(space, f"{path}[{key!r}]") for key, space in items]
+
+
+def _with_layout(array: Any) -> Any:
+    strides = layout.strides_of(array)
+    return array if strides is None else {KIND: "strided", "strides": list(strides), "state": array}
 
 
 def _holds_spaces(value: object) -> bool:
@@ -243,6 +248,8 @@ class Refiller:
             must_be(saved["class"], live, path)
             self.attributes(live, saved["state"], path)
             return live
+        if kind == "strided":
+            return self._tensor(saved["state"], live, tuple(saved["strides"]))
         if typed.is_typed(kind):
             return typed.refill(saved, live, self, path)
         if kind in _SMALL:
@@ -278,10 +285,13 @@ class Refiller:
                 self.value(item, part, f"{path}.{name}[{key!r}]")
         return live
 
-    def _tensor(self, saved: Any, live: Any) -> Any:
-        if not is_tensor(live) or live.shape != saved.shape or live.dtype != saved.dtype or id(live) in self._taken:
-            return saved.to(live.device) if is_tensor(live) else saved
-        self.take(live)
+    def _tensor(self, saved: Any, live: Any, strides: tuple[int, ...] | None = None) -> Any:
+        """Return an array or a tensor that lies in memory as the saved one did; a tensor in place if the live one does."""
+        if not is_tensor(saved) or not is_tensor(live):
+            return saved if strides is None else layout.laid_out(saved, strides)
+        fits = live.shape == saved.shape and live.dtype == saved.dtype and layout.strides_of(live) == strides
+        if not fits or not self.take(live):
+            return (saved if strides is None else layout.laid_out(saved, strides)).to(live.device)
         live.data.copy_(saved)
         return live
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from milepost.envs.layers import inner_of, join, names_within
+from milepost.envs.layout import values_of
 from milepost.envs.plain import ABSENT, Recorder, is_tensor, same
 from milepost.envs.ways import way_of
 from milepost.errors import MismatchError
@@ -43,6 +44,7 @@ def prove(env: Any, tree: dict[str, Any]) -> None:
 
 def first_difference(saved: Any, live: Any, path: str) -> Difference | None:
     """Return the first element in which two recorded trees are not the same bits, and None if there is none."""
+    saved, live = values_of(saved), values_of(live)
     if is_tensor(saved) and is_tensor(live):
         saved, live = saved.detach().cpu().numpy(), live.detach().cpu().numpy()
     if type(saved) is not type(live):

@@ -53,6 +53,8 @@ class Subject:
     ours: BaseCallback
     marks: Marks
     evaluations: list[tuple[str, EvalCallback]]
+    workers: Any = None
+    """The processes that evaluate the candidates of an augmented random search, where the script has any."""
     left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
     baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -105,6 +107,21 @@ def own_modules(model: BaseAlgorithm) -> dict[str, nn.Module]:
 def own_parameters(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
     """Return the learned tensors held by the model itself: SAC's ``log_ent_coef``."""
     return {name: value for name, value in vars(model).items() if isinstance(value, torch.Tensor) and value.requires_grad}
+
+
+def learned(model: BaseAlgorithm) -> set[int]:
+    """Return the ids of the modules, optimizers and learned tensors that components of their own hold."""
+    modules = (module for owner in own_modules(model).values() for module in owner.modules())
+    return {id(value) for value in (*modules, *optimizers(model).values(), *own_parameters(model).values())}
+
+
+def held_elsewhere(owner: object, ids: set[int]) -> set[str]:
+    """Return the attributes of ``owner`` that are among ``ids``, or lists of such."""
+    return {
+        name
+        for name, value in vars(owner).items()
+        if id(value) in ids or (isinstance(value, (list, tuple)) and bool(value) and all(id(item) in ids for item in value))
+    }
 
 
 def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
