@@ -112,7 +112,7 @@ def _parting(parting: Parting) -> document.Document:
 def _lines(verdict: Verdict, request: Request) -> Iterator[str]:
     kills = sum(start.ended == "killed" for start in verdict.starts)
     yield from _HEADS[verdict.outcome](verdict, kills)
-    if verdict.comparison and verdict.comparison.parting:
+    if verdict.comparison and verdict.comparison.parting and verdict.outcome in ("different", "not deterministic"):
         yield from _parts(verdict.comparison, "killed and resumed" if verdict.kind == "state-differs" else "the second time")
     if verdict.places:
         yield from (f"  {plain(place)}" for place in verdict.places)
