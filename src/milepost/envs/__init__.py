@@ -1,7 +1,36 @@
 """Capture environments with their wrappers, and bring them back in place."""
 
-from milepost.envs.capture import Envs, EnvState, capture, describe, differences, is_whole, restore
-from milepost.envs.plain import LeftOut
-from milepost.envs.ways import register_plain
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["EnvState", "Envs", "LeftOut", "capture", "describe", "differences", "is_whole", "register_plain", "restore"]
+from milepost.envs.capture import Envs, EnvState, attach, capture, describe, differences, is_whole, restore
+from milepost.envs.pickles import allow_pickle
+from milepost.envs.plain import LeftOut
+from milepost.envs.ways import register_plain, register_snapshotter
+
+if TYPE_CHECKING:
+    from milepost.envs.reachable import Reachable
+
+__all__ = [
+    "EnvState",
+    "Envs",
+    "LeftOut",
+    "Reachable",
+    "allow_pickle",
+    "attach",
+    "capture",
+    "describe",
+    "differences",
+    "is_whole",
+    "register_plain",
+    "register_snapshotter",
+    "restore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Gymnasium when it is asked for."""
+    if name == "Reachable":
+        from milepost.envs.reachable import Reachable
+
+        return Reachable
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

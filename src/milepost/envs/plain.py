@@ -55,6 +55,16 @@ def class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def is_atom(value: object) -> bool:
+    """Return whether ``value`` stands for itself and cannot change, but for a ``bytearray``."""
+    return type(value) in _ATOMS or isinstance(value, np.generic)
+
+
+def is_small(value: object) -> bool:
+    """Return whether ``value`` is of one of the few small classes that are known by their states: generators, mostly."""
+    return class_name(value) in _SMALL
+
+
 def is_code(value: object) -> bool:
     """Return whether ``value`` is a part of the program or a picture of it, which the user's script makes again."""
     return (
@@ -69,12 +79,14 @@ def _is_torch_setting(value: object) -> bool:
     return torch is not None and isinstance(value, (torch.device, torch.dtype))
 
 
-def _is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> bool:
+    """Return whether ``value`` is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_space(value: object) -> bool:
+def is_space(value: object) -> bool:
+    """Return whether ``value`` is a Gymnasium space."""
     gymnasium = sys.modules.get("gymnasium")
     return gymnasium is not None and isinstance(value, gymnasium.Space)
 
@@ -102,7 +114,7 @@ class Recorder:
 
     def value(self, value: Any, path: str) -> Any:
         """Return ``value`` as a plain tree (arrays by reference), or `ABSENT`."""
-        if type(value) in _ATOMS or isinstance(value, np.generic):
+        if is_atom(value):
             return value
         if id(value) in self._met:
             return self._again(self._met[id(value)][0], path)
@@ -130,11 +142,11 @@ class Recorder:
         kind = type(value)
         if kind is np.ndarray and not value.dtype.hasobject:
             return lambda array, _: array
-        if _is_tensor(value):
+        if is_tensor(value):
             return lambda tensor, _: tensor.detach()
         if kind in _CONTAINERS:
             return self._container
-        if _is_space(value):
+        if is_space(value):
             return self._space
         if class_name(value) in WALKED:
             return lambda owner, path: {KIND: "object", "class": class_name(owner), "state": self.attributes(owner, path)}
@@ -169,7 +181,7 @@ class Recorder:
         return {KIND: "space", "np_random": generator, "inner": inner}
 
     def _inner_spaces(self, value: Any, path: str) -> Any:
-        if _is_space(value):
+        if is_space(value):
             return self.value(value, path)
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [self.value(space, f"{path}[{key!r}]") for key, space in items]
@@ -178,7 +190,7 @@ class Recorder:
 def _holds_spaces(value: object) -> bool:
     if isinstance(value, dict):
         value = tuple(value.values())
-    return _is_space(value) or (isinstance(value, (list, tuple)) and bool(value) and all(_is_space(item) for item in value))
+    return is_space(value) or (isinstance(value, (list, tuple)) and bool(value) and all(is_space(item) for item in value))
 
 
 @dataclass(slots=True)
@@ -208,7 +220,7 @@ class Refiller:
             made = self._refilled(type(saved), saved.items() if isinstance(saved, dict) else enumerate(saved), live, path)
         elif isinstance(saved, tuple):
             made = tuple(self.value(item, _at(live, index), f"{path}[{index}]") for index, item in enumerate(saved))
-        elif _is_tensor(saved):
+        elif is_tensor(saved):
             made = self._tensor(saved, live)
         else:
             made = saved
@@ -246,12 +258,12 @@ class Refiller:
         return fits and id(live) not in self._taken
 
     def _space(self, saved: dict[str, Any], live: Any, path: str) -> Any:
-        if not _is_space(live):
+        if not is_space(live):
             return live
         live._np_random = self.value(saved["np_random"], live._np_random, f"{path}.np_random")
         for name, inner in saved["inner"].items():
             parts = vars(live)[name]
-            if _is_space(parts):
+            if is_space(parts):
                 self.value(inner, parts, f"{path}.{name}")
                 continue
             for (key, part), item in zip(parts.items() if isinstance(parts, dict) else enumerate(parts), inner, strict=True):
@@ -259,8 +271,8 @@ class Refiller:
         return live
 
     def _tensor(self, saved: Any, live: Any) -> Any:
-        if not _is_tensor(live) or live.shape != saved.shape or live.dtype != saved.dtype or id(live) in self._taken:
-            return saved.to(live.device) if _is_tensor(live) else saved
+        if not is_tensor(live) or live.shape != saved.shape or live.dtype != saved.dtype or id(live) in self._taken:
+            return saved.to(live.device) if is_tensor(live) else saved
         self._taken[id(live)] = live
         live.data.copy_(saved)
         return live
@@ -298,12 +310,13 @@ def same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
-    if _is_tensor(one):
+    if is_tensor(one):
         return same(one.detach().cpu().numpy(), other.detach().cpu().numpy()) if one.shape == other.shape else False
     if isinstance(one, np.ndarray):
         return bool(one.dtype == other.dtype) and one.shape == other.shape and one.tobytes() == other.tobytes()
-    equal: bool = one == other or (one != one and other != other)
-    return equal
+    if isinstance(one, (float, complex, np.generic)):
+        return np.asarray(one).tobytes() == np.asarray(other).tobytes()  # 0.0 is not -0.0, and a NaN is what it is
+    return bool(one == other)
 
 
 def _set_generator(live: Any, state: Any, _: str) -> Any:
