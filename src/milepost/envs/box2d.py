@@ -139,6 +139,7 @@ _KINDS = {
     _WALKER: Replayed(
         settings=("hardcore",),
         pulse="prev_shaping",
+        rendering_moves=True,
         witness=_walker,
         begun=lambda env: env.hull is not None,
         sibling=_sibling,
