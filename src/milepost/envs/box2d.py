@@ -61,14 +61,20 @@ def _stale(env: Any) -> str:
 def _sibling(env: Any) -> Any:
     """Return an env made with the same arguments, if everything that a reset needs of this one comes from them."""
     fresh = _fresh_reset(env)
-    strange = [name for name, value in vars(env).items() if callable(value) and hasattr(type(env), name)]
-    known = [name for name in strange if isinstance(vars(env)[name], InPlace)]
-    if strange != known or env.render_mode == "human" or (fresh is not None and not fresh.used):
+    replaced = any(callable(value) and hasattr(type(env), name) and _is_strange(value) for name, value in vars(env).items())
+    if replaced or env.render_mode == "human" or (fresh is not None and not fresh.used):
         return None
     made = type(env)(*env._ezpickle_args, **env._ezpickle_kwargs)
     if fresh is not None:
         freshen(made)
     return made
+
+
+def _is_strange(method: Any) -> bool:
+    """Return whether what stands in for a method of an env is not, all the way down, milepost's own."""
+    while isinstance(method, InPlace):
+        method = method.inner
+    return method is not None
 
 
 def _bodies(bodies: Iterable[Any]) -> Any:
@@ -108,7 +114,7 @@ def _car(env: Any) -> Any:
     return {
         "bodies": _bodies([env.car.hull, *wheels]) if env.car else None,
         "wheels": np.array([[wheel.gas, wheel.brake, wheel.steer, wheel.phase, wheel.omega] for wheel in wheels], np.float64),
-        **_plain(env, "reward", "prev_reward", "tile_visited_count", "t", "new_lap", "state"),
+        **_plain(env, "reward", "prev_reward", "tile_visited_count", "t", "new_lap"),
     }
 
 
@@ -133,6 +139,7 @@ _KINDS = {
     _WALKER: Replayed(
         settings=("hardcore",),
         pulse="prev_shaping",
+        rendering_moves=True,
         witness=_walker,
         begun=lambda env: env.hull is not None,
         sibling=_sibling,

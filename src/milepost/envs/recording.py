@@ -75,7 +75,7 @@ class Recording:
             return result
         if start["np_random"] is None and kwargs.get("seed") is None:
             start["np_random"] = _made_meanwhile(env)
-        self.begin(start, result[0] if isinstance(result, tuple) else result)
+        self.begin(start, observation_in(result))
         return result
 
     def step(self, call: Any, args: Any, kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ class Recording:
         self._note(args, kwargs)
         result = self._let("step", call, args, kwargs)
         if not self.unknown:
-            self.saw(result[0])
+            self.saw(observation_in(result))
         return result
 
     def render(self, call: Any, args: Any, kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class Recording:
     def saw(self, observation: Any) -> None:
         """Note what the env has shown, by value, and how it stands."""
         env = self._live()
-        self.shown = observation.copy() if type(observation) is np.ndarray else copy.deepcopy(observation)
+        self.shown = observation.copy() if type(observation) is np.ndarray else _by_value(observation)
         self.after = self._mark = mark_of(env)
         self._pulse = vars(env).get(self.kind.pulse)
 
@@ -268,11 +268,22 @@ def move(env: Any, mark: bytes) -> None:
     generator.state = {**generator.state, "state": words, "has_uint32": half, "uinteger": word}
 
 
+def observation_in(result: Any) -> Any:
+    """Return the observation in what ``reset`` or ``step`` has returned."""
+    return result[0] if isinstance(result, tuple) and result else result
+
+
 def events_of(log: Pieces) -> Iterator[tuple[int, bytes | None]]:
     """Yield before which action the generator was moved (to what), or the env drawn (None)."""
     for record in log.records(_EVENT.size, len(log) // _EVENT.size):
         index, mark = _EVENT.unpack(record)
         yield index, None if mark == _DRAWN else mark
+
+
+def _by_value(observation: Any) -> Any:
+    """Return a copy, of plain data alone: an object's own copying may do anything."""
+    tree = Recorder().value(observation, "observation")
+    return tree if tree is ABSENT else copy.deepcopy(tree)
 
 
 def _made_meanwhile(env: Any) -> Any:

@@ -42,7 +42,7 @@ class Replayed:
 _registered: dict[type, Replayed] = {}
 
 
-def register_replayed(cls: type, *, carries: tuple[str, ...] = (), longest: int = LONGEST) -> None:
+def register_replayed(cls: type, *, carries: tuple[str, ...] = (), longest: int = LONGEST) -> type:
     """Promise that what an env of exactly ``cls`` was told since its last reset makes it what it is.
 
     That is: put ``env.np_random`` back to where it stood before that reset, call ``reset`` with the same arguments and
@@ -55,6 +55,7 @@ def register_replayed(cls: type, *, carries: tuple[str, ...] = (), longest: int 
     is captured from its next reset on; call `milepost.envs.attach` before the first to have it from there.
     """
     _registered[cls] = Replayed(carries=carries, longest=longest)
+    return cls
 
 
 def registered(cls: type) -> Replayed | None:

@@ -15,7 +15,7 @@ from typing import Any
 from milepost.envs import box2d, recording
 from milepost.envs.actionlog import ActionLog, Pieces
 from milepost.envs.inplace import standing_in
-from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller, same
+from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller, is_space, same
 from milepost.envs.recording import Recording
 from milepost.envs.replayed import Replayed, registered
 from milepost.envs.way import Way
@@ -101,7 +101,7 @@ class Replay(Way):
             found.not_begun()
         for name, space in _spaces(env).items():
             # Afterwards: an env may sample from its spaces.
-            refiller.value(state["spaces"][name], space, f"{path}.{name}")
+            refiller.value(state["spaces"].get(name), space, f"{path}.{name}")
 
     def observed(self, env: Any) -> Any:
         """Return the last observation."""
@@ -131,7 +131,8 @@ def _kind_of(env: Any) -> Replayed:
 
 def _spaces(env: Any) -> dict[str, Any]:
     """Return the env's spaces, which have generators of their own."""
-    return {name: getattr(env, name) for name in ("action_space", "observation_space") if hasattr(env, name)}
+    held = {name: getattr(env, name, None) for name in ("action_space", "observation_space")}
+    return {name: space for name, space in held.items() if is_space(space)}
 
 
 def _recording(env: Any) -> Recording:
@@ -168,10 +169,8 @@ def _readable(env: Any, kind: Replayed) -> Any:
 
 
 def _proof(env: Any, found: Recording) -> dict[str, Any]:
-    """Return what a replay must end with: the last observation, the generator, and what can be read of the live state."""
-    observation = Recorder().value(found.shown, "observation")
-    shown = [] if observation is ABSENT else [observation]
-    return {"observation": shown, "np_random": recording.packed(found.after or ()), "live": found.kind.witness(env)}
+    """Return what a replay must end with, beside the observation: the generator, and what can be read of the live state."""
+    return {"np_random": recording.packed(found.after or ()), "live": found.kind.witness(env)}
 
 
 def _set_before(env: Any, start: dict[str, Any], path: str) -> None:
@@ -197,7 +196,7 @@ def _tell_again(env: Any, found: Recording, state: Any) -> None:
         for index, action in enumerate(actions):
             _let_happen(env, happened, index, render)
             result = step(action)
-        found.again(state["start"], actions, events, result[0] if isinstance(result, tuple) else result)
+        found.again(state["start"], actions, events, recording.observation_in(result))
         _let_happen(env, happened, actions.steps, render)
     found.moved()
 
