@@ -190,5 +190,5 @@ CONTRIB: Mapping[str, Any] = {
         60,
         (300, 800),
     ),
-    "ars, 2 envs, normalized, schedules, evaluation": (_ars, 900, 60, (300, 600)),
+    "ars, 2 envs, normalized, schedules, evaluation": (_ars, 1200, 60, (400, 800)),
 }
