@@ -109,8 +109,8 @@ class Curiosity(BaseCallback):
     def _on_rollout_end(self) -> None:
         buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
         rows = torch.as_tensor(buffer.observations.reshape(-1, 4))
-        error = ((self.averaged(rows) - self.target(rows)) ** 2).mean(1)
-        buffer.advantages += self.plan.bonus * error.detach().numpy().reshape(buffer.advantages.shape)
+        error = ((self.averaged(rows) - self.target(rows)) ** 2).mean(1).detach()
+        buffer.advantages += self.plan.bonus * error.numpy().reshape(buffer.advantages.shape)
         self.optimizer.zero_grad()
         ((self.net(rows) - self.target(rows)) ** 2).mean().backward()
         self.optimizer.step()

@@ -174,7 +174,7 @@ def pieces(model: Any, callbacks: Sequence[BaseCallback] = ()) -> dict[str, str]
     return hashes
 
 
-# What the clock says, and the seed, which each start of a script has another one of. Text is mostly a path of this run's own folder.
+# What the clock says, and the seed, which each start of a script has another one of. Text is mostly a path of the run.
 # A callback's locals are the variables of the loop, and of an idle one there are none.
 _NO_STATE = {"t", "start_time", "t_start", "episode_times", "seed", "locals", "globals"}
 _SMALL = ("RunningMeanStd", "StackedObservations", "Noise")
