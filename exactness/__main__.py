@@ -43,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="exactness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="exactness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD", help="run only cells in whose names all of these stand")
     parser.add_argument("--subset", action="store_true", help="the cells that run with the tests: under 3 minutes")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="cells at once; each takes one core")

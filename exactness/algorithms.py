@@ -84,7 +84,12 @@ _FLAT = frozenset({"vector"})
 _SB3, _CONTRIB = "stable_baselines3:", "sb3_contrib:"
 _LSTM = {"lstm_hidden_size": 8, "n_lstm_layers": 1}
 _MEMORY_OPTIMIZED = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
-_LSTM_POLICIES = {"vector": "MlpLstmPolicy", "number": "MlpLstmPolicy", "picture": "CnnLstmPolicy", "goal": "MultiInputLstmPolicy"}
+_LSTM_POLICIES = {
+    "vector": "MlpLstmPolicy",
+    "number": "MlpLstmPolicy",
+    "picture": "CnnLstmPolicy",
+    "goal": "MultiInputLstmPolicy",
+}
 _NO_GOALS = frozenset({"vector", "number", "picture"})
 
 ALGORITHMS: Mapping[str, Algorithm] = {
@@ -120,7 +125,11 @@ def make_model(name: str, sees: str, venv: Any, seed: int) -> Any:
         algorithm.policies
     )
     settings = algorithm.settings(venv)
-    kwargs: dict[str, Any] = {"net_arch": [NET], **(_LSTM if algorithm.policies else {}), **(PICTURES if sees == "picture" else {})}
+    kwargs: dict[str, Any] = {
+        "net_arch": [NET],
+        **(_LSTM if algorithm.policies else {}),
+        **(PICTURES if sees == "picture" else {}),
+    }
     made = getattr(importlib.import_module(module), cls)
     return made(policy[sees], venv, policy_kwargs=kwargs, seed=seed, device="cpu", **settings)
 
@@ -128,4 +137,3 @@ def make_model(name: str, sees: str, venv: Any, seed: int) -> Any:
 def masks_of(world_masked: bool, algorithm: Algorithm) -> bool:
     """Return whether the two go together: masks are learned from by `MaskablePPO` alone, and it from nothing else."""
     return world_masked == algorithm.masks
-

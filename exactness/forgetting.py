@@ -30,11 +30,12 @@ from exactness.trees import Path_, at, items_of, replaced, text_of
 from milepost import CheckpointEngine, Keep, MilepostError
 from milepost.adapters.sb3 import checkpointing as adapter
 from milepost.adapters.sb3.parts import Part
+from milepost.lifecycle.triggers import every
 
 RUNS: Mapping[str, Cell] = {
     "PPO": Cell("PPO", "CartPole", "DummyVecEnv x3", "all three", "EvalCallback"),
     "RecurrentPPO": Cell("RecurrentPPO", "Pendulum"),
-    "DQN": Cell("DQN", "Acrobot", beside="EvalCallback"),
+    "DQN": Cell("DQN", "CartPole", beside="EvalCallback"),
     "SAC, gSDE": Cell("SAC, gSDE", "Pendulum"),
     "TD3": Cell("TD3", "MountainCarContinuous", "DummyVecEnv x1", "VecNormalize"),
     "SAC, HER": Cell("SAC, HER", "goals", "DummyVecEnv x3"),
@@ -80,7 +81,11 @@ class Forgot:
         return sum(item.effect in effects for item in self.items)
 
 
-def forget_each(run: str, generations: int = 3) -> Forgot:
+EVERY = 8
+"""Steps between saves: so that there are generations enough to choose from."""
+
+
+def forget_each(run: str, generations: int = 4) -> Forgot:
     """Resume a run without each of its items in turn, train it to its end, and compare with the list.
 
     From several generations, since at one of them an item may be what it is in a fresh run, or be saved by chance.
@@ -152,7 +157,7 @@ class _Scene:
         shutil.copytree(self.place / "run", again / "run")
         try:
             with mock.patch.object(adapter, "CheckpointEngine", _losing(look, path, self.fresh)):
-                callback = script.checkpointing(self.cell, str(again / "run"), which=self.generation)
+                callback = script.checkpointing(self.cell, str(again / "run"), which=self.generation, keep=Keep(last=1))
                 ended = hashes_of(script.train(self.cell, again / "logs", 7, [callback]))
         except (MilepostError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError):
             return "refused"
@@ -204,7 +209,7 @@ def _put_into(live: Any, path: Path_, fresh: Any) -> None:
 
 
 def _saving(cell: Cell, root: Path) -> Any:
-    return script.checkpointing(cell, str(root), keep=Keep(last=100))
+    return script.checkpointing(cell, str(root), keep=Keep(last=100), when=every(steps=EVERY))
 
 
 def _middle(root: Path, count: int) -> list[int]:

@@ -33,7 +33,9 @@ class Listed:
 
     @cached_property
     def _expression(self) -> re.Pattern[str]:
-        parts = (".*" if part == "**" else r"[^/]*" if part == "*" else re.escape(part) for part in re.split(r"(\*+)", self.pattern))
+        parts = (
+            ".*" if part == "**" else r"[^/]*" if part == "*" else re.escape(part) for part in re.split(r"(\*+)", self.pattern)
+        )
         return re.compile("".join(parts))
 
 

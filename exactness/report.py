@@ -91,9 +91,7 @@ def _overview(verdicts: Sequence[Verdict]) -> Iterator[str]:
     yield f"| | {' | '.join(worlds)} |"
     yield f"|---|{'---|' * len(worlds)}"
     for algorithm in AXES["algorithm"]:
-        row = [
-            _sign([one for one in verdicts if (one.cell.algorithm, one.cell.world) == (algorithm, world)]) for world in worlds
-        ]
+        row = [_sign([one for one in verdicts if (one.cell.algorithm, one.cell.world) == (algorithm, world)]) for world in worlds]
         if any(row):
             yield f"| {algorithm} | {' | '.join(row)} |"
 

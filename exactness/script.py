@@ -62,7 +62,7 @@ def checkpointing(cell: Cell, store: Any, **settings: Any) -> Any:
     """Return milepost's callback, as a cell wants it."""
     from milepost.adapters.sb3 import Checkpointing
 
-    return Checkpointing(store, when=every(steps=ALGORITHMS[cell.algorithm].every), writer=cell.writer, **settings)
+    return Checkpointing(store, **{"when": every(steps=ALGORITHMS[cell.algorithm].every), "writer": cell.writer, **settings})
 
 
 def train(cell: Cell, logs: Path, seed: int, callbacks: list[Any]) -> dict[str, Any]:
