@@ -102,7 +102,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "DDPG": Algorithm(_SB3 + "DDPG", _noise("NormalActionNoise"), _BOX),
     "TD3": Algorithm(_SB3 + "TD3", _noise("OrnsteinUhlenbeckActionNoise"), _BOX),
     "SAC": Algorithm(_SB3 + "SAC", _off(), _BOX),
-    "SAC, gSDE": Algorithm(_SB3 + "SAC", _off(use_sde=True, sde_sample_freq=3, train_freq=4), _BOX, _FLAT),
+    "SAC, gSDE": Algorithm(_SB3 + "SAC", _off(use_sde=True, train_freq=4), _BOX, _FLAT),
     "DQN, HER": Algorithm(_SB3 + "DQN", _her, _DISCRETE, frozenset({"goal"}), steps=160, every=40),
     "SAC, HER": Algorithm(_SB3 + "SAC", _her, _BOX, frozenset({"goal"}), steps=160, every=40),
     "TD3, HER": Algorithm(_SB3 + "TD3", _her, _BOX, frozenset({"goal"}), steps=160, every=40),

@@ -26,7 +26,7 @@ from exactness import script
 from exactness.axes import Cell
 from exactness.hashes import digest, hashes_of
 from exactness.listed import LISTED, Listed
-from exactness.trees import Path_, at, items_of, replaced, text_of
+from exactness.trees import Path_, at, items_of, kind_of, replaced
 from milepost import CheckpointEngine, Keep, MilepostError
 from milepost.adapters.sb3 import checkpointing as adapter
 from milepost.adapters.sb3.parts import Part
@@ -81,8 +81,8 @@ class Forgot:
         return sum(item.effect in effects for item in self.items)
 
 
-EVERY = 8
-"""Steps between saves: so that there are generations enough to choose from."""
+EVERY = 7
+"""Steps between saves: so that there are generations enough to choose from, after odd and even numbers of updates."""
 
 
 def forget_each(run: str, generations: int = 4) -> Forgot:
@@ -109,7 +109,7 @@ def judged(run: str, found: Sequence[Item], listed: Sequence[Listed] = LISTED) -
     mine = [entry for entry in listed if run in entry.runs]
     items, faults, seen = [], [], set()
     for item in found:
-        entry = next((entry for entry in mine if entry.matches(item.name)), None)
+        entry = next((entry for entry in mine if entry.matches(item.name, constant=item.constant)), None)
         if entry is None and item.effect in ("nothing", "logs"):
             faults.append(f"{item.name}: lost, it changes {item.effect}{' (it is constant)' * item.constant}; not on the list")
         elif entry is not None and not entry.allows(item.effect, constant=item.constant):
@@ -143,7 +143,7 @@ class _Scene:
         """Yield what becomes of the run without each item that is not known to be needed."""
         tree = milepost.load(str(self.place / "run"), which=self.generation)
         for path in items_of(tree):
-            name = text_of(path)
+            name = kind_of(path)
             if name in known and known[name].effect in ("training", "refused"):
                 continue
             if digest([at(tree, path)]) == digest([at(self.fresh, path)]):

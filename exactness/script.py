@@ -88,15 +88,19 @@ def make_venv(cell: Cell, logs: Path | None, seed: int) -> Any:
     """Return the seeded vector environment of a cell, wrapped."""
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    def maker(index: int) -> Callable[[], Any]:
-        return lambda: make_env(cell.world, logs, index)
-
-    makers = [maker(index) for index in range(VENVS[cell.venv])]
+    makers = [_maker(cell, logs, index) for index in range(VENVS[cell.venv])]
     # Forked, since the workers of a `forkserver` would import torch anew at every start of every cell.
     venv: Any = SubprocVecEnv(makers, start_method="fork") if cell.venv.startswith("Subproc") else DummyVecEnv(makers)
     venv = wrapped(venv, cell.wraps, WORLDS[cell.world].sees)
     venv.seed(1000 + seed)
     return venv
+
+
+def _maker(cell: Cell, logs: Path | None = None, index: int = 0) -> Callable[[], Any]:
+    """Return what makes one environment; in a Monitor, unless there is one around them all."""
+    if cell.wraps in ("VecMonitor", "all three"):
+        return WORLDS[cell.world].make
+    return lambda: make_env(cell.world, logs, index)
 
 
 def wrapped(venv: Any, wraps: str, sees: str) -> Any:
@@ -117,7 +121,7 @@ def _evaluation(cell: Cell, seed: int) -> Any:
     from stable_baselines3.common.callbacks import EvalCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    venv: Any = wrapped(DummyVecEnv([lambda: make_env(cell.world, None, 0)]), cell.wraps, WORLDS[cell.world].sees)
+    venv: Any = wrapped(DummyVecEnv([_maker(cell)]), cell.wraps, WORLDS[cell.world].sees)
     if isinstance(venv, VecNormalize):
         venv.training = False
     venv.seed(2000 + seed)

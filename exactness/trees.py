@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ def items_of(tree: Any, path: Path_ = ()) -> Iterator[Path_]:
     elif isinstance(tree, (list, tuple)) and tree and all(map(_is_attributes, tree)):
         for index, value in enumerate(tree):
             yield from items_of(value, (*path, index))
-    else:
+    elif not isinstance(tree, (dict, list, tuple)) or tree:
         yield path
 
 
@@ -66,6 +67,11 @@ def text_of(path: Path_) -> str:
     for step in path:
         text += f"[{step}]" if isinstance(step, int) and text else f"/{step}" if text else str(step)
     return text
+
+
+def kind_of(path: Path_) -> str:
+    """Return a path as text, in which environments and wrappers of one kind have one name: ``envs/inner[*]/state/returns``."""
+    return re.sub(r"(inner|normalizer|workers)\[\d+\]", r"\1[*]", text_of(path))
 
 
 def _is_attributes(value: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from exactness.strangers import Masked, Nobody, Reach, Stranger
 
-LIMIT = 23
+LIMIT = 17
 """Steps of an episode at most: a prime, so that episodes end at other places of a rollout each time."""
 
 
@@ -105,11 +105,11 @@ WORLDS: Mapping[str, World] = {
 }
 
 
-def make_env(name: str, monitor: Path | None, index: int) -> gym.Env[Any, Any]:
-    """Return one environment in a Monitor, which writes its csv into ``monitor``."""
+def make_env(name: str, logs: Path | None = None, index: int = 0) -> gym.Env[Any, Any]:
+    """Return one environment in a Monitor, which writes its csv into ``logs``."""
     from stable_baselines3.common.monitor import Monitor
 
-    return Monitor(WORLDS[name].make(), None if monitor is None else str(monitor / f"{index}"))
+    return Monitor(WORLDS[name].make(), None if logs is None else str(logs / f"{index}"))
 
 
 def first_actions(space: gym.Space[Any], count: int, steps: int) -> list[Any]:

@@ -51,6 +51,7 @@ def test_a_pattern_means_whole_names() -> None:
     entry = Listed("envs/**/state/_seeds", "constant", "", ("run",))
     assert entry.matches("envs/inner[0]/state/_seeds")
     assert entry.matches("envs/inner[0]/inner[1]/state/_seeds")
+    assert entry.matches("envs/state/_seeds")
     assert not entry.matches("envs/inner[0]/state/_seeds/more")
     assert not dataclasses.replace(entry, pattern="envs/*").matches("envs/inner[0]/state")
 
