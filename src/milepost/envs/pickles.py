@@ -33,6 +33,11 @@ def allow_pickle(cls: type) -> type:
     return cls
 
 
+def allowed() -> frozenset[type]:
+    """Return the classes that `allow_pickle` was called for."""
+    return frozenset(_allowed)
+
+
 class Pickled(Way):
     """Pickle a layer whose class was allowed to be."""
 

@@ -2,9 +2,10 @@
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
-3. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
-4. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-5. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+3. ``ale``, ``mujoco``: it is a simulator of which it is known what its exact state is.
+4. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
+5. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+6. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from milepost.envs.attributes import attributes_of
-from milepost.envs.pickles import Pickled
+from milepost.envs.pickles import Pickled, allow_pickle, allowed
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
@@ -149,13 +150,13 @@ def register_plain(cls: type) -> type:
     return cls
 
 
-def known_as_plain() -> frozenset[str]:
-    """Return the classes that were registered, by name, for worker processes that may not have run the same script."""
-    return frozenset(_registered)
+def registrations() -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+    """Return the calls that register here what is registered: for worker processes, which may not have run the same script."""
+    spoken_for = [(register_snapshotter, (cls, *functions)) for cls, functions in _snapshotters.items()]
+    return [(_know_as_plain, (frozenset(_registered),)), *((allow_pickle, (cls,)) for cls in allowed()), *spoken_for]
 
 
-def learn_plain(names: frozenset[str]) -> None:
-    """Take over what is registered in another process."""
+def _know_as_plain(names: frozenset[str]) -> None:
     _registered.update(names)
 
 
