@@ -33,8 +33,6 @@ class Replayed:
     """Return whether the env was ever reset."""
     sibling: Callable[[Any], Any] = _nothing
     """Return another env, made as this one was made, or None if that cannot be known."""
-    renew: Callable[[Any], Any] = _nothing
-    """Make new what would outlive a reset."""
     refused: Callable[[Any], str] = lambda _: ""
     """Return why a replay would not be exact, or an empty text."""
 

@@ -190,7 +190,6 @@ def _tell_again(env: Any, found: Recording, state: Any) -> None:
     )
     reset, step, render = (_unheard(env, name) for name in ("reset", "step", "render"))
     with found.unheard():
-        found.kind.renew(env)
         result = reset(*told["args"], **told["kwargs"])
         happened = deque(recording.events_of(events))
         for index, action in enumerate(actions):
