@@ -13,11 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from milepost.envs.attributes import attributes_of
+from milepost.envs.compare import first_difference
 from milepost.envs.pickles import Pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.replaying import Replay
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
+from milepost.records import Difference
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -55,6 +57,10 @@ class Own(Way):
         """Tell it what it said."""
         env.milepost_set_state(state)
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask it again; what it shows by ``milepost_observe`` has been compared already."""
+        return None if hasattr(type(env), "milepost_observe") else _told(state, env.milepost_get_state(), path)
+
 
 class Snapshot(Way):
     """Let functions speak that were registered for the class by `register_snapshotter`."""
@@ -72,6 +78,10 @@ class Snapshot(Way):
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Tell it to the second."""
         _snapshotters[type(env)][1](env, state)
+
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask the first again."""
+        return _told(state, _snapshotters[type(env)][0](env), path)
 
 
 class Plain(Way):
@@ -157,6 +167,10 @@ def _said(state: Any, recorder: Recorder, path: str) -> Any:
     if state is None:
         recorder.left_out.append(LeftOut(path, "it gave None: no state of it can be had at this moment"))
     return state
+
+
+def _told(state: Any, again: Any, path: str) -> Difference | None:
+    return first_difference(Recorder().value(state, ""), Recorder().value(again, ""), f"{path} state")
 
 
 def _reason(env: Any) -> str:
