@@ -252,6 +252,23 @@ def test_what_is_not_plain_is_reported_with_its_path_and_nothing_refers_into_it(
     assert recorder.value(object(), "x") is ABSENT
 
 
+def test_arrays_that_lie_over_the_same_memory_are_reported_and_neighbours_are_not() -> None:
+    owner = Holder()
+    board = np.zeros((3, 3))
+    owner.row, owner.board, owner.rest = board[0], board, board[1:]
+    recorder = Recorder()
+    assert list(recorder.attributes(owner, "owner")) == ["row", "board", "rest"]
+    assert [str(left) for left in recorder.left_out] == [
+        "owner.board (it shares its memory with owner.row, and after a resume it would not)",
+        "owner.rest (it shares its memory with owner.board, and after a resume it would not)",
+    ]
+    owner = Holder()
+    owner.halves = np.split(np.arange(4), 2)
+    recorder = Recorder()
+    recorder.attributes(owner, "owner")
+    assert recorder.left_out == []
+
+
 def test_numpy_generators_keep_their_half_used_words() -> None:
     for make in (np.random.default_rng, np.random.RandomState):
         saved_from, live = Holder(), Holder()

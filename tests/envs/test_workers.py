@@ -37,6 +37,7 @@ from tests.envs.worker_envs import (
     cartpole,
     count_of,
     hidden_worker,
+    lander,
     reachable,
     set_count,
     wrapped_pendulum,
@@ -104,6 +105,7 @@ def check(
 ) -> None:
     """Capture an env, go on, restore into another in another state, and see it go on like the first."""
     with closed(build()) as original:
+        envs.attach(original)
         begin(original, 3, until_ended=saved_at_end)
         state = envs.capture(original)
         assert state.left_out == ()
@@ -111,6 +113,7 @@ def check(
         saved = copy.deepcopy(state.tree)
         expected = play(original, steps)
     with closed(build()) as fresh:
+        envs.attach(fresh)
         begin(fresh, 99, until_ended=live_at_end)
         assert play(fresh, 3)
         envs.restore(fresh, saved)
@@ -138,7 +141,7 @@ def test_workers_of_gymnasium_go_on_like_the_original(mode: AutoresetMode, share
     check(build, saved_at_end=False, live_at_end=True)
 
 
-@pytest.mark.parametrize("factory", [ant, breakout])
+@pytest.mark.parametrize("factory", [ant, breakout, lander, lambda: lander().unwrapped])
 def test_simulators_in_workers_go_on_like_the_original(factory: Factory) -> None:
     # MuJoCo leaves memory behind that no step reads, and that is not the same twice.
     check(lambda: AsyncVectorEnv([factory] * 2), steps=60, live_at_end=True, comparable=False)

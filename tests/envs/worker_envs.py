@@ -36,6 +36,10 @@ def breakout() -> gym.Env[Any, Any]:
     return gym.make("ALE/Breakout-v5", obs_type="ram", max_episode_steps=12)
 
 
+def lander() -> gym.Env[Any, Any]:
+    return gym.make("LunarLander-v3", max_episode_steps=20)
+
+
 class Dice(gym.Env[Any, Any]):
     """Roll dice that belong to the process: python's, NumPy's and torch's generators."""
 

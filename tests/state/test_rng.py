@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milepost.envs.plain import same
 from milepost.errors import MismatchError, UsageError
 from milepost.state.compare import compare
 from milepost.state.inflate import inflate
 from milepost.state.protocol import Comparable, Stateful
 from milepost.state.restore import check_restorable, restore
-from milepost.state.rng import Rng
+from milepost.state.rng import Rng, numpy_state, set_numpy_state
 from tests.state.trees import Stored
 
 
@@ -132,3 +133,19 @@ def test_generators_that_do_not_fit_are_listed_and_none_is_set() -> None:
 def test_a_generator_of_a_package_that_is_not_imported_here_is_a_difference() -> None:
     state = {"process": {"jaxlike": {}}, "named": {}}
     assert [each.path for each in Rng().state_differences(state)] == ["process/jaxlike"]
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
+@pytest.mark.parametrize("spawned", [0, 5])
+def test_a_generator_of_another_seed_hands_out_the_saved_ones_children_after_a_restore(bits: Any, spawned: int) -> None:
+    parent = np.random.Generator(bits(1))
+    parent.spawn(2)
+    saved = numpy_state(parent)
+    live = np.random.Generator(bits(2))
+    live.spawn(spawned)
+    held = live.bit_generator
+    set_numpy_state(live, saved)
+    assert live.bit_generator is held
+    assert same(numpy_state(live), saved)
+    assert live.spawn(1)[0].random() == parent.spawn(1)[0].random()
+    assert live.random() == parent.random()

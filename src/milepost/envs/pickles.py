@@ -6,6 +6,8 @@ with the live layer. Spaces, and the layers within, are not in the pickle: other
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +35,9 @@ def allow_pickle(cls: type) -> type:
     return cls
 
 
-def allowed() -> frozenset[type]:
-    """Return the classes that `allow_pickle` was called for."""
-    return frozenset(_allowed)
+def again_pickled() -> list[Callable[[], object]]:
+    """Return the calls that allow again what is allowed here."""
+    return [partial(allow_pickle, cls) for cls in _allowed]
 
 
 class Pickled(Way):

@@ -59,8 +59,7 @@ class Messenger:
         for data in self.registrations:
             # A class that cannot be imported here is not that of any env here.
             with suppress(UsageError):
-                register, arguments = unpickled(data, NAME, trust=True).value
-                register(*arguments)
+                unpickled(data, NAME, trust=True).value()
 
     def _place(self, frame: FrameType | None) -> Place:
         while frame is not None:

@@ -5,20 +5,27 @@
 3. ``ale``, ``mujoco``: it is a simulator of which it is known what its exact state is.
 4. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
 5. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-6. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+6. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+7. ``pickle``: where it was allowed, and its copy proves to be one.
+8. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from milepost.envs.attributes import attributes_of
-from milepost.envs.pickles import Pickled, allow_pickle, allowed
+from milepost.envs.compare import first_difference
+from milepost.envs.pickles import Pickled, again_pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replayed import again_replayed
+from milepost.envs.replaying import Replay
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
 from milepost.envs.workers import Workers
+from milepost.records import Difference
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -30,7 +37,7 @@ _PLAIN_MODULES = (
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.envs.",
 )
-_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
+_NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
 _snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
 
@@ -52,6 +59,10 @@ class Own(Way):
         """Tell it what it said."""
         env.milepost_set_state(state)
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask it again; what it shows by ``milepost_observe`` has been compared already."""
+        return None if hasattr(type(env), "milepost_observe") else _told(state, env.milepost_get_state(), path)
+
 
 class Snapshot(Way):
     """Let functions speak that were registered for the class by `register_snapshotter`."""
@@ -69,6 +80,10 @@ class Snapshot(Way):
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Tell it to the second."""
         _snapshotters[type(env)][1](env, state)
+
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask the first again."""
+        return _told(state, _snapshotters[type(env)][0](env), path)
 
 
 class Plain(Way):
@@ -114,7 +129,7 @@ WAYS: tuple[Way, ...] = (
     Mujoco(),
     Workers(),  # before plain, whose modules hold them too
     Plain(),
-    # replay
+    Replay(),
     Pickled(),
     Nowhere(),
 )
@@ -150,10 +165,14 @@ def register_plain(cls: type) -> type:
     return cls
 
 
-def registrations() -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
-    """Return the calls that register here what is registered: for worker processes, which may not have run the same script."""
-    spoken_for = [(register_snapshotter, (cls, *functions)) for cls, functions in _snapshotters.items()]
-    return [(_know_as_plain, (frozenset(_registered),)), *((allow_pickle, (cls,)) for cls in allowed()), *spoken_for]
+def registrations() -> list[Callable[[], object]]:
+    """Return calls that register what is registered here: for worker processes, which may not have run the same script."""
+    return [
+        partial(_know_as_plain, frozenset(_registered)),
+        *(partial(register_snapshotter, cls, get, put) for cls, (get, put) in _snapshotters.items()),
+        *again_replayed(),
+        *again_pickled(),
+    ]
 
 
 def _know_as_plain(names: frozenset[str]) -> None:
@@ -166,8 +185,15 @@ def _said(state: Any, recorder: Recorder, path: str) -> Any:
     return state
 
 
+def _told(state: Any, again: Any, path: str) -> Difference | None:
+    return first_difference(Recorder().value(state, ""), Recorder().value(again, ""), f"{path} state")
+
+
 def _reason(env: Any) -> str:
     name = class_name(env)
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
-    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
+    return (
+        "nobody knows its state: give its class milepost_get_state and milepost_set_state, or call register_snapshotter, "
+        "register_plain, register_replayed or allow_pickle of milepost.envs, whichever is true of it"
+    )
