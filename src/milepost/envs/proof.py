@@ -33,7 +33,10 @@ def prove(env: Any, tree: dict[str, Any]) -> None:
     """
     if found := list(_lies(env, tree, "")):
         message = "an environment shows something else than when it was saved"
-        hint = "something it holds is neither saved nor made anew: name it in milepost_get_state and milepost_set_state"
+        hint = (
+            "something it holds is neither saved nor made anew: name it in milepost_get_state and milepost_set_state, "
+            "or in carries= of register_replayed"
+        )
         raise MismatchError(message, found, kind="env-lies", hint=hint)
 
 

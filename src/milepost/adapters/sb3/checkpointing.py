@@ -17,6 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from milepost import envs
 from milepost.adapters.sb3 import callbacks as tree
 from milepost.adapters.sb3.parts import Part, build
 from milepost.adapters.sb3.start import Saved, Start, decide
@@ -96,6 +97,8 @@ class Checkpointing(BaseCallback):
         self._subject = Subject(self.model, root, self, marks, evaluations=tree.evaluations(root))
         marks.reported = {path: tree.last_evaluation(callback) for path, callback in self._subject.evaluations}
         self._due, self._ended_at = False, None
+        for env in (self.model.env, *(callback.eval_env for _, callback in self._subject.evaluations)):
+            envs.attach(env)
         self._engine = self._opened(self._subject)
         self._begin(self._engine, self._engine.peek(self._which))
 
