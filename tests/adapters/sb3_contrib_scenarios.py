@@ -85,13 +85,14 @@ def _masked(seed: int, _: Path) -> tuple[Any, list[BaseCallback]]:
     return model, [MaskableEvalCallback(venv(make, 1, 77), **options)]
 
 
-def _short_pendulum() -> gym.Env[Any, Any]:
+def short_pendulum() -> gym.Env[Any, Any]:
+    """Return a pendulum whose episodes end after 20 steps."""
     return gym.make("Pendulum-v1", max_episode_steps=20)
 
 
 def _ars(seed: int, _: Path) -> tuple[Any, list[BaseCallback]]:
     schedules: dict[str, Any] = {"delta_std": LinearSchedule(0.1, 0.01, 1.0), "learning_rate": lambda left: 0.05 * left}
-    env = VecNormalize(venv(_short_pendulum, 2))
+    env = VecNormalize(venv(short_pendulum, 2))
     kwargs: dict[str, Any] = {
         "n_delta": 2,
         "n_top": 1,
@@ -99,7 +100,7 @@ def _ars(seed: int, _: Path) -> tuple[Any, list[BaseCallback]]:
         "n_eval_episodes": 2,
         "policy_kwargs": {"net_arch": [4]},
     }
-    evaluation = VecNormalize(venv(_short_pendulum, 1, 77), training=False)
+    evaluation = VecNormalize(venv(short_pendulum, 1, 77), training=False)
     options: dict[str, Any] = {"eval_freq": 90, "n_eval_episodes": 1, "deterministic": False, "verbose": 0, "warn": False}
     return ARS("MlpPolicy", env, seed=seed, device="cpu", **schedules, **kwargs), [EvalCallback(evaluation, **options)]
 

@@ -43,7 +43,9 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, int, tuple[int, ...]]] = {
         (30, 130),
     ),
     "ppo, BipedalWalker in fresh worlds": (
-        lambda seed: PPO("MlpPolicy", walker(), n_steps=64, batch_size=32, n_epochs=1, policy_kwargs=NET, seed=seed, device="cpu"),
+        lambda seed: PPO(
+            "MlpPolicy", walker(), n_steps=64, batch_size=32, n_epochs=1, policy_kwargs=NET, seed=seed, device="cpu"
+        ),
         320,
         64,
         (100, 250),

@@ -116,7 +116,6 @@ FOOLS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "somebody pushed it": (lander, _pushed),
     "its methods were replaced": (lander, _methods),
-    "it has a window": (lander, lambda env: setattr(env.unwrapped, "render_mode", "human")),
     "it was reset in an old world": (walker, lambda env: box2d.freshen(env.unwrapped)),
     "many resets without a seed": (lander, lambda env: [env.reset() for _ in range(3)]),
     "it was made before": (Walk, lambda _: None),
@@ -129,11 +128,17 @@ def test_what_only_looks_like_a_beginning_is_not_taken_for_one(name: str) -> Non
     env = started(make, {"seed": 7})
     change(env)
     assert "before milepost saw it" in reason(env)
-    if name == "it has a window":
-        return
-    vars(env.unwrapped).pop("render_mode", None)
     env.reset(seed=8)
     captured(env)
+
+
+def test_no_other_env_is_made_where_it_would_open_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(LunarLander, "render", lambda env: drawn.append(env))
+    env = started(lambda: lander(render_mode="human"), {"seed": 7})
+    before = len(drawn)
+    assert "before milepost saw it" in reason(env)
+    assert len(drawn) == before > 0
 
 
 def test_wrappers_that_draw_in_a_reset_are_no_beginning_but_those_that_draw_later_are() -> None:

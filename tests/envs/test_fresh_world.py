@@ -66,7 +66,7 @@ def test_a_walker_as_it_comes_is_named_with_what_to_do() -> None:
 def test_were_it_replayed_as_it_comes_a_walker_would_go_on_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     # Why it is refused, and not left to the proof: most of these end their replay with the very same bits, and differ later.
     known = box2d._KINDS[box2d._WALKER]
-    monkeypatch.setitem(box2d._KINDS, box2d._WALKER, dataclasses.replace(known, refused=lambda _: "", renew=lambda _: None))
+    monkeypatch.setitem(box2d._KINDS, box2d._WALKER, dataclasses.replace(known, refused=lambda _: ""))
     otherwise = 0
     for seed in range(4):
         env = walker(max_episode_steps=150)

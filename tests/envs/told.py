@@ -107,3 +107,13 @@ class Walk(gym.Env[Any, Any]):
 
 
 envs.register_replayed(Walk)
+
+
+def walked(steps: int = 5, size: int = 1, **reset: Any) -> Walk:
+    """Return one that was listened to from the start, after some steps."""
+    env = Walk(size)
+    envs.attach(env)
+    env.action_space.seed(1)
+    env.reset(**{"seed": 3, **reset})
+    play(env, steps)
+    return env

@@ -143,7 +143,6 @@ _KINDS = {
         witness=_walker,
         begun=lambda env: env.hull is not None,
         sibling=_sibling,
-        renew=renew_world,
         refused=_stale,
     ),
 }

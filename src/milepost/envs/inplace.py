@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -22,7 +23,8 @@ class InPlace:
         self.inner = _own(owner, name)
         """What somebody else had put there; None for the method of the class."""
         # Gymnasium's checker looks at it, and warns where it finds no seed.
-        self.__signature__ = inspect.signature(getattr(owner, name))
+        with contextlib.suppress(ValueError):  # a method that is written in C may have none
+            self.__signature__ = inspect.signature(getattr(owner, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (getattr, (self.owner, self._name)) if self.inner is None else (functools.partial, (self.inner,))

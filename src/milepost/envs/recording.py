@@ -19,7 +19,6 @@ from milepost.envs.actionlog import ActionLog, NotAnAction, Pieces
 from milepost.envs.inplace import InPlace, standing_in, take_away
 from milepost.envs.plain import ABSENT, Recorder
 from milepost.envs.replayed import Replayed
-from milepost.state import rng
 
 UNSEEN = "its episode began before milepost saw it: it is captured from its next reset on"
 Mark = tuple[int, ...]
@@ -232,9 +231,8 @@ def start_of(env: Any, kind: Replayed, args: Any = (), kwargs: Any = {}) -> dict
     carried = recorder.value({name: getattr(env, name, None) for name in (*kind.settings, *kind.carries)}, "env")
     if told is ABSENT or carried is ABSENT:
         return f"{recorder.left_out[0]}, and an episode begins with it"
-    generator = getattr(env, "_np_random", None)
-    state = None if generator is None else rng.numpy_state(generator)
-    seed = getattr(env, "_np_random_seed", None)
+    generator, seed = getattr(env, "_np_random", None), getattr(env, "_np_random_seed", None)
+    state = Recorder().value(generator, "np_random")
     return {"np_random": state, "np_random_seed": seed, "reset": copy.deepcopy(told), "carried": copy.deepcopy(carried)}
 
 
@@ -293,4 +291,4 @@ def _made_meanwhile(env: Any) -> Any:
     if generator is None or type(seeds) is not np.random.SeedSequence:
         return None
     untouched = np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key, pool_size=seeds.pool_size)
-    return rng.numpy_state(np.random.Generator(type(generator.bit_generator)(untouched)))
+    return Recorder().value(np.random.Generator(type(generator.bit_generator)(untouched)), "np_random")

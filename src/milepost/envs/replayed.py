@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 LONGEST = 1 << 20
@@ -33,8 +34,6 @@ class Replayed:
     """Return whether the env was ever reset."""
     sibling: Callable[[Any], Any] = _nothing
     """Return another env, made as this one was made, or None if that cannot be known."""
-    renew: Callable[[Any], Any] = _nothing
-    """Make new what would outlive a reset."""
     refused: Callable[[Any], str] = lambda _: ""
     """Return why a replay would not be exact, or an empty text."""
 
@@ -61,3 +60,8 @@ def register_replayed(cls: type, *, carries: tuple[str, ...] = (), longest: int 
 def registered(cls: type) -> Replayed | None:
     """Return what was promised for exactly this class."""
     return _registered.get(cls)
+
+
+def again_replayed() -> list[Callable[[], object]]:
+    """Return the calls that register again what is registered here."""
+    return [partial(register_replayed, cls, carries=kind.carries, longest=kind.longest) for cls, kind in _registered.items()]

@@ -14,14 +14,15 @@ from typing import Any
 
 from milepost.envs import box2d, recording
 from milepost.envs.actionlog import ActionLog, Pieces
+from milepost.envs.compare import first_difference
 from milepost.envs.inplace import standing_in
+from milepost.envs.layers import inner_of
 from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller, is_space, same
 from milepost.envs.recording import Recording
 from milepost.envs.replayed import Replayed, registered
 from milepost.envs.way import Way
 from milepost.errors import MismatchError
 from milepost.records import Difference
-from milepost.state import rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,10 @@ def replay_costs(tree: dict[str, Any], path: str = "") -> Iterator[ReplayCost]:
     if tree["way"] == Replay.name and tree["state"] is not None and tree["state"]["begun"]:
         pieces = [piece for run in tree["state"]["actions"] for piece in run["data"]] + tree["state"]["events"]
         yield ReplayCost(here, sum(run["count"] for run in tree["state"]["actions"]), sum(map(len, pieces)))
-    for index, inner in enumerate(tree["inner"]):
-        yield from replay_costs(inner, here if len(tree["inner"]) == 1 else f"{here}[{index}]")
+    in_workers = tree["state"]["workers"] if tree["way"] == "workers" and tree["state"] is not None else []
+    within = [*tree["inner"], *(worker["env"] for worker in in_workers)]
+    for index, inner in enumerate(within):
+        yield from replay_costs(inner, here if len(within) == 1 else f"{here}[{index}]")
 
 
 class Replay(Way):
@@ -55,18 +58,17 @@ class Replay(Way):
 
     def fits(self, env: Any) -> bool:
         """Return whether its class is known or registered."""
-        return _kind(env) is not None and hasattr(env, "__dict__")
+        return _kind(env) is not None
 
     def attach(self, env: Any) -> None:
         """Listen at the env. An episode that has begun is known if another env, made alike, begins alike."""
         kind = _kind_of(env)
-        if not kind.refused(env) and recording.recording_of(env) is None:
+        if not _refused(env) and recording.recording_of(env) is None:
             _explain_beginning(env, recording.attach(env, kind))
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return what it was told, and what it has shown."""
-        kind = _kind_of(env)
-        if reason := kind.refused(env):
+        if reason := _refused(env):
             recorder.left_out.append(LeftOut(path, reason))
             return None
         self.attach(env)
@@ -81,22 +83,17 @@ class Replay(Way):
         state = {"begun": found.begun, "made_with": found.made_with, "spaces": spaces}
         if found.begun:
             return {**state, **found.tree(), "proof": _proof(env, found)}
-        start = recording.start_of(env, kind)
+        start = recording.start_of(env, found.kind)
         assert not isinstance(start, str), "what is known to be carried is plain"
         return {**state, "start": start}
 
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
-        """Tell it again; raise `MismatchError` (kind ``env-lies``) if it does not end as it did."""
+        """Tell it again."""
         self.attach(env)
         found = _recording(env)
         _set_before(env, state["start"], path)
         if state["begun"]:
-            try:
-                _tell_again(env, found, state)
-                _check(state["proof"], _proof(env, found), path)
-            except BaseException:
-                found.give_up("it could not be told again")
-                raise
+            _tell_again(env, found, state, path)
         else:
             found.not_begun()
         for name, space in _spaces(env).items():
@@ -108,13 +105,16 @@ class Replay(Way):
         found = recording.recording_of(env)
         return ABSENT if found is None else found.shown
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Return where the generator, or what can be read of the live state, is not what it was."""
+        return first_difference(state["proof"], _proof(env, _recording(env)), path) if state["begun"] else None
+
     def differences(self, env: Any, state: Any, path: str) -> list[Difference]:
         """Return the settings that are not those of the saved env: told the same, it would do something else."""
-        kind = _kind_of(env)
-        if reason := kind.refused(env):
+        if reason := _refused(env):
             return [Difference(path, "captured by replay", reason, "env")]
         saved, found = state["made_with"], recording.recording_of(env)
-        live = recording.settings_of(env, kind) if found is None else found.made_with
+        live = recording.settings_of(env, _kind_of(env)) if found is None else found.made_with
         names = [name for name in saved if name in live and saved[name] != live[name]]
         return [Difference(f"{path}.{name}", repr(saved[name]), repr(live[name]), "env") for name in names]
 
@@ -127,6 +127,13 @@ def _kind_of(env: Any) -> Replayed:
     kind = _kind(env)
     assert kind is not None, "asked of no env that this way does not fit"
     return kind
+
+
+def _refused(env: Any) -> str:
+    """Return why ``env`` cannot come back by replay, or an empty text."""
+    if next(inner_of(env), None) is not None:
+        return "it holds another env, and only the innermost can be told again: give it milepost_get_state, or register_plain"
+    return _kind_of(env).refused(env)
 
 
 def _spaces(env: Any) -> dict[str, Any]:
@@ -154,13 +161,15 @@ def _explain_beginning(env: Any, found: Recording) -> None:
     seed, other = getattr(env, "_np_random_seed", None), kind.sibling(env)
     if other is None or type(seed) is not int or seed < 0:
         return
-    for arguments in ({"seed": seed}, {}):
-        start = recording.start_of(other, kind, (), arguments)
-        observation, _ = other.reset(**arguments)
-        if not isinstance(start, str) and same(_readable(other, kind), _readable(env, kind)):
-            found.begin(start, observation)
-            break
-    other.close()
+    try:
+        for arguments in ({"seed": seed}, {}):
+            start = recording.start_of(other, kind, (), arguments)
+            observation, _ = other.reset(**arguments)
+            if not isinstance(start, str) and same(_readable(other, kind), _readable(env, kind)):
+                found.begin(start, observation)
+                return
+    finally:
+        other.close()
 
 
 def _readable(env: Any, kind: Replayed) -> Any:
@@ -177,11 +186,11 @@ def _set_before(env: Any, start: dict[str, Any], path: str) -> None:
     """Put everything back to where it stood before the reset."""
     Refiller().attributes(env, start["carried"], path)
     if hasattr(env, "_np_random"):
-        env._np_random = None if start["np_random"] is None else rng.make_generator(start["np_random"])
+        env._np_random = Refiller().value(start["np_random"], env._np_random, f"{path}.np_random")
         env._np_random_seed = start["np_random_seed"]
 
 
-def _tell_again(env: Any, found: Recording, state: Any) -> None:
+def _tell_again(env: Any, found: Recording, state: Any, path: str) -> None:
     """Reset the env and take the actions, unheard."""
     told, actions, events = (
         Refiller().value(state["start"]["reset"], None, "reset"),
@@ -189,15 +198,19 @@ def _tell_again(env: Any, found: Recording, state: Any) -> None:
         Pieces(state["events"]),
     )
     reset, step, render = (_unheard(env, name) for name in ("reset", "step", "render"))
-    with found.unheard():
-        found.kind.renew(env)
-        result = reset(*told["args"], **told["kwargs"])
-        happened = deque(recording.events_of(events))
-        for index, action in enumerate(actions):
-            _let_happen(env, happened, index, render)
-            result = step(action)
-        found.again(state["start"], actions, events, recording.observation_in(result))
-        _let_happen(env, happened, actions.steps, render)
+    try:
+        with found.unheard():
+            result = reset(*told["args"], **told["kwargs"])
+            happened = deque(recording.events_of(events))
+            for index, action in enumerate(actions):
+                _let_happen(env, happened, index, render)
+                result = step(action)
+            found.again(state["start"], actions, events, recording.observation_in(result))
+            _let_happen(env, happened, actions.steps, render)
+    except Exception as error:
+        found.give_up("it could not be told again")
+        difference = Difference(path, f"{actions.steps} actions after a reset", f"{type(error).__name__}: {error}", "env")
+        raise MismatchError("an env cannot be told again what it was told", [difference], kind="env-lies") from error
     found.moved()
 
 
@@ -215,13 +228,3 @@ def _unheard(env: Any, name: str) -> Any:
     """Return the method that the tap stands in for."""
     tap = next((tap for tap in standing_in(env, name) if isinstance(tap, recording.Tap)), None)
     return getattr(env, name, None) if tap is None else tap.call(env)
-
-
-def _check(saved: Any, live: Any, path: str) -> None:
-    # Not above: the proof asks the ways, of which this is one.
-    from milepost.envs.proof import first_difference
-
-    if (found := first_difference(saved, live, path)) is not None:
-        message = "told the same again, an environment is not what it was"
-        hint = "something outlives its reset, or was drawn elsewhere: name it in carries= of register_replayed"
-        raise MismatchError(message, [found], kind="env-lies", hint=hint)

@@ -2,24 +2,30 @@
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
-3. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
-4. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-5. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
-6. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+3. ``ale``, ``mujoco``: it is a simulator of which it is known what its exact state is.
+4. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
+5. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+6. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+7. ``pickle``: where it was allowed, and its copy proves to be one.
+8. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from milepost.envs.attributes import attributes_of
-from milepost.envs.pickles import Pickled
+from milepost.envs.compare import first_difference
+from milepost.envs.pickles import Pickled, again_pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replayed import again_replayed
 from milepost.envs.replaying import Replay
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
 from milepost.envs.workers import Workers
+from milepost.records import Difference
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -55,6 +61,10 @@ class Own(Way):
         """Tell it what it said."""
         env.milepost_set_state(state)
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask it again; what it shows by ``milepost_observe`` has been compared already."""
+        return None if hasattr(type(env), "milepost_observe") else _told(state, env.milepost_get_state(), path)
+
 
 class Snapshot(Way):
     """Let functions speak that were registered for the class by `register_snapshotter`."""
@@ -72,6 +82,10 @@ class Snapshot(Way):
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Tell it to the second."""
         _snapshotters[type(env)][1](env, state)
+
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask the first again."""
+        return _told(state, _snapshotters[type(env)][0](env), path)
 
 
 class Plain(Way):
@@ -153,13 +167,17 @@ def register_plain(cls: type) -> type:
     return cls
 
 
-def known_as_plain() -> frozenset[str]:
-    """Return the classes that were registered, by name, for worker processes that may not have run the same script."""
-    return frozenset(_registered)
+def registrations() -> list[Callable[[], object]]:
+    """Return calls that register what is registered here: for worker processes, which may not have run the same script."""
+    return [
+        partial(_know_as_plain, frozenset(_registered)),
+        *(partial(register_snapshotter, cls, get, put) for cls, (get, put) in _snapshotters.items()),
+        *again_replayed(),
+        *again_pickled(),
+    ]
 
 
-def learn_plain(names: frozenset[str]) -> None:
-    """Take over what is registered in another process."""
+def _know_as_plain(names: frozenset[str]) -> None:
     _registered.update(names)
 
 
@@ -167,6 +185,10 @@ def _said(state: Any, recorder: Recorder, path: str) -> Any:
     if state is None:
         recorder.left_out.append(LeftOut(path, "it gave None: no state of it can be had at this moment"))
     return state
+
+
+def _told(state: Any, again: Any, path: str) -> Difference | None:
+    return first_difference(Recorder().value(state, ""), Recorder().value(again, ""), f"{path} state")
 
 
 def _reason(env: Any) -> str:

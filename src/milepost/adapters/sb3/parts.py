@@ -87,8 +87,9 @@ def build(subject: Subject) -> dict[str, Any]:
     model = subject.model
     # Learned tensors outside any module (SAC's log_ent_coef) are overwritten where they are: the optimizer holds them.
     learned = {"policy": {**about.own_modules(model), **about.own_parameters(model)}, "optimizer": about.optimizers(model)}
+    # First, so that a changed algorithm is the first thing told.
+    counters = FreePart("counters", subject, _counters, _set_counters, _counter_differences)
     parts: list[Part] = [
-        FreePart("counters", subject, _counters, _set_counters, _counter_differences),
         *_experience(subject),
         FreePart("envs", subject, _envs, _set_envs, _env_differences),
         FreePart("extra", subject, _extra, _set_extra, _callback_differences),
@@ -97,7 +98,7 @@ def build(subject: Subject) -> dict[str, Any]:
         parts.insert(-2, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
     if subject.evaluations:
         parts.append(FreePart("evaluation", subject, _evaluation, _set_evaluation, _evaluation_differences))
-    return {**learned, **{part.name: part for part in parts}, "rng": Rng()}
+    return {"counters": counters, **learned, **{part.name: part for part in parts}, "rng": Rng()}
 
 
 def _experience(subject: Subject) -> list[Part]:
