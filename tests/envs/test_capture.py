@@ -331,6 +331,16 @@ def test_a_changed_space_is_refused_with_both_sides_before_anything_changes(
     assert text(envs.capture(other).tree) == before
 
 
+def test_another_number_of_envs_is_refused_with_both_sides_before_anything_changes() -> None:
+    saved = envs.capture(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)).tree
+    other = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+    other.reset(seed=0)
+    before = text(envs.capture(other).tree)
+    with pytest.raises(MismatchError, match="num_envs: saved 2, here 3"):
+        envs.restore(other, saved)
+    assert text(envs.capture(other).tree) == before
+
+
 def _with_actions(env: gym.Env[Any, Any], count: int) -> gym.Env[Any, Any]:
     env.unwrapped.action_space = spaces.Discrete(count)
     return env

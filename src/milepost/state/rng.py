@@ -119,23 +119,20 @@ def _plain_entropy(entropy: Any) -> Any:
 
 
 def set_numpy_state(generator: Any, state: Any) -> None:
-    """Set the state of a ``Generator`` in place, and the seeds that it spawns from, with the count of children handed out."""
+    """Set the state of a ``Generator`` in place, and the seeds that it hands out children from, whatever it grew from here."""
     own = _checked(dict(state))
     saved = own.pop("seeds", None)
-    bits = generator.bit_generator
-    bits.state = own
-    seeds = bits.seed_seq
+    generator.bit_generator.state = own
+    seeds = generator.bit_generator.seed_seq
     if saved is None or type(seeds) is not np.random.SeedSequence:
         return
-    here = {**seeds.state, "entropy": _plain_entropy(seeds.entropy)}
-    left = saved["n_children_spawned"] - seeds.n_children_spawned
-    if left < 0 or any(saved[name] != here[name] for name in ("entropy", "spawn_key", "pool_size")):
-        # NumPy has no other setter; this is what unpickling calls.
-        bits.__setstate__((bits.state, np.random.SeedSequence(**saved)))
-        return
-    while left > 0:
-        seeds.spawn(min(left, _CHILDREN_AT_ONCE))
-        left -= _CHILDREN_AT_ONCE
+    if saved != numpy_state(generator)["seeds"]:
+        try:
+            # The one setter that there is; what holds the generator goes on to hold it.
+            generator.bit_generator.__setstate__((own, np.random.SeedSequence(**saved)))
+        except TypeError:  # before NumPy 2 there was none, and only the count can be moved, by spawning
+            while (left := saved["n_children_spawned"] - seeds.n_children_spawned) > 0:
+                seeds.spawn(min(left, _CHILDREN_AT_ONCE))
 
 
 def set_random_state(generator: Any, state: Any) -> None:
