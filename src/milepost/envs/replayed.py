@@ -59,12 +59,3 @@ def register_replayed(cls: type, *, carries: tuple[str, ...] = (), longest: int 
 def registered(cls: type) -> Replayed | None:
     """Return what was promised for exactly this class."""
     return _registered.get(cls)
-
-
-def registrations() -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
-    """Return the calls that register here what is registered: for worker processes, which may not have run the same script."""
-    return [(_register, (cls, kind.carries, kind.longest)) for cls, kind in _registered.items()]
-
-
-def _register(cls: type, carries: tuple[str, ...], longest: int) -> None:
-    register_replayed(cls, carries=carries, longest=longest)
