@@ -119,7 +119,7 @@ def _counters(subject: Subject, recorder: Recorder) -> Any:
     return {
         "algorithm": class_name(model),
         "model": recorder.attributes(model, "model", skip=skip),
-        "settings": subject.settings(model, "model", about.configured(model) - _HELD_ELSEWHERE),
+        "settings": about.settings(model, about.configured(model) - _HELD_ELSEWHERE),
         "elapsed_ns": SystemClock().wall_ns() - int(model.start_time),
         "training": model.policy.training,
         "marks": {"learn": marks.learn, "ended": marks.ended, "total": marks.total, "ends": list(marks.ends),
@@ -164,7 +164,8 @@ def _rollout(subject: Subject, recorder: Recorder) -> Any:
     skip = about.configured(buffer) | _BUFFER_SHAPE
     if not (buffer.pos or buffer.full):
         skip |= {name for name, value in vars(buffer).items() if isinstance(value, (np.ndarray, dict))}
-    return recorder.attributes(buffer, "rollout_buffer", skip=skip)
+    changed = about.settings(buffer, about.configured(buffer) - _BUFFER_SHAPE)
+    return recorder.attributes(buffer, "rollout_buffer", skip=skip) | changed
 
 
 def _set_rollout(subject: Subject, state: Any) -> None:
@@ -235,7 +236,7 @@ def _extra(subject: Subject, recorder: Recorder) -> Any:
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
-        "modules": {name: _changed(subject, name, module, learned) for name, module in model.policy.named_modules()},
+        "modules": {name: _changed(module, learned) for name, module in model.policy.named_modules()},
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
         "lists": {path: _callback(subject, path, callback, recorder) for path, callback in tree.lists(subject.root)},
@@ -276,10 +277,10 @@ def _matrices(owner: StateDependentNoiseDistribution) -> dict[str, torch.Tensor]
     return {name: vars(owner)[name].detach() for name in names if name in vars(owner)}
 
 
-def _changed(subject: Subject, name: str, module: nn.Module, learned: set[int]) -> dict[str, Any]:
+def _changed(module: nn.Module, learned: set[int]) -> dict[str, Any]:
     """Return the plain attributes of a module of the policy that training has changed: a custom extractor's own counters."""
-    others = _MODULE_OWN | about.held_elsewhere(module, learned)
-    return subject.settings(module, f"policy.{name}", frozenset(vars(module)) - others)
+    others = _MODULE_OWN | about.held_elsewhere(module, learned)  # its optimizer is a component of its own
+    return about.settings(module, frozenset(vars(module)) - others)
 
 
 def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
@@ -292,7 +293,7 @@ def _callback(subject: Subject, path: str, callback: Any, recorder: Recorder) ->
     names = about.configured(callback) - tree.NOT_STATE
     skip = tree.NOT_STATE | names | about.held_elsewhere(callback, about.learned(subject.model))
     state = recorder.attributes(callback, path, skip=skip)
-    return {"state": state, "settings": subject.settings(callback, path, names)}
+    return {"state": state, "settings": about.settings(callback, names)}
 
 
 def _set_callback(callback: Any, saved: Any, refiller: Refiller, path: str) -> None:

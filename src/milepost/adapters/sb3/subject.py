@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -46,7 +47,7 @@ class Marks:
 
 @dataclass(slots=True)
 class Subject:
-    """Hold one ``learn()`` call's objects and what its settings were before the first step."""
+    """Hold one ``learn()`` call's objects."""
 
     model: BaseAlgorithm
     root: BaseCallback
@@ -56,20 +57,24 @@ class Subject:
     workers: Any = None
     """The processes that evaluate the candidates of an augmented random search, where the script has any."""
     left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
-    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def settings(self, owner: object, path: str, names: frozenset[str]) -> dict[str, Any]:
-        """Return those of the attributes ``names`` which training has changed.
 
-        What the script sets, a changed script sets otherwise, and the script wins. What a callback has changed since (a
-        curriculum that lowers ``ent_coef``) is progress, and comes back. The first call for ``path`` fixes the baseline.
-        """
-        now = {name: Recorder().value(value, name) for name, value in vars(owner).items() if name in names}
-        now = {name: value for name, value in now.items() if value is not ABSENT}
-        if path not in self.baseline:
-            self.baseline[path] = copy.deepcopy(now)
-        before = self.baseline[path]
-        return {name: value for name, value in now.items() if not same(before.get(name, ABSENT), value)}
+_first_seen: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+
+
+def settings(owner: Any, names: frozenset[str]) -> dict[str, Any]:
+    """Return those of the attributes ``names`` which training has changed since this process first asked.
+
+    What the script sets, a changed script sets otherwise, and the script wins. What a callback has changed since (a
+    curriculum that lowers ``ent_coef``) is progress, and comes back: also where it was changed in the ``learn()`` before.
+    """
+    now = {name: Recorder().value(value, name) for name, value in vars(owner).items() if name in names}
+    now = {name: value for name, value in now.items() if value is not ABSENT}
+    key = id(owner)
+    if key not in _first_seen or _first_seen[key][0]() is not owner:
+        _first_seen[key] = weakref.ref(owner, lambda _: _first_seen.pop(key, None)), copy.deepcopy(now)
+    before = _first_seen[key][1]
+    return {name: value for name, value in now.items() if not same(before.get(name, ABSENT), value)}
 
 
 def configured(owner: object) -> frozenset[str]:
