@@ -114,19 +114,17 @@ class CheckpointEngine:
         self._scrub_s = period_of(scrub)
         self._scrubbing: Scrubbing | None = None
         self._blob_bytes, self._compress = blob_bytes, compress
-        self._metrics = Metrics(self.keep)
-        self._meter = Meter(self._clock, when, grace_of(grace))
+        self._metrics, self._meter = Metrics(self.keep), Meter(self._clock, when, grace_of(grace))
         measured, staging = (self._metrics, self._meter, self._errors), (allow_pickle, dict(exactness or {}), staging_bytes)
         self._saving = Saving(self.state, self._clock, *measured, writer, deadline_of(writer_deadline), *staging)
         self._background = self._saving.background
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
-        self._held = ExitStack()
+        self._held, self._pid = ExitStack(), os.getpid()
         self._last, self._ready, self._closed = Reading(), False, False
         self._turn = threading.RLock()
         """Held while a save is begun or its end is heard of: a flush may come from another thread. Never while one is written."""
-        self._pid = os.getpid()
         # An engine that is dropped without close() gives its root up, too. Not with the engine itself, but with what the thread
         # holds on to while it saves: with the lock given up before that, the next start would fence a save that was staged.
         self._finalizer = weakref.finalize(self._saving, _give_up, self._held, self._pid)
