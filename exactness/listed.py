@@ -56,6 +56,7 @@ def _each(where: str, names: str, why: str, text: str, runs: tuple[str, ...] = A
 
 
 _OF_AN_EPISODE = "buf_obs buf_dones buf_rews buf_infos** actions state _elapsed_steps episode_returns episode_lengths"
+_FIRST = "_has_reset checked_reset"
 _EVALUATION = "evaluation/callback:CallbackList/*:EvalCallback"
 
 _SEE = "as in a run that has just started; in a longer or another one it is not"
@@ -75,7 +76,7 @@ LISTED: tuple[Listed, ...] = (
     Listed("counters/model/_last_original_obs", "logs", "on-policy, nobody reads it again", ("PPO",)),
     Listed("counters/model/_last_original_obs", "recomputed", "read only under VecNormalize", ("SAC, gSDE", "DQN", "SAC, HER")),
     Listed("counters/model/_n_updates", "logs", "a column of the logs; of TD3, its parity says when the actor learns", NO_DELAY),
-    Listed("counters/model/action_space", "twice", "the model's space is the environments' own, with which it comes back", OFF),
+    Listed("counters/model/action_space", "twice", "the model's space is the environments' own, with which it comes back"),
     Listed("counters/elapsed_ns", "clock", "time trained so far, for frames per second"),
     Listed("counters/marks/episodes", "ours", "for triggers that count episodes"),
     Listed("counters/marks/reported/**", "ours", "which evaluation was reported last", EVALUATED),
@@ -108,8 +109,14 @@ LISTED: tuple[Listed, ...] = (
     # evaluation
     *_each(f"{_EVALUATION}/callback/state/", "num_timesteps last_mean_reward", "recomputed", "set by each evaluation", EVALUATED),
     Listed(f"{_EVALUATION}/callback/state/best_mean_reward", "logs", "says whether a new best model is written", EVALUATED),
-    *_each(f"{_EVALUATION}/env/**/state/", f"{_OF_AN_EPISODE} t_start _np_random_seed", "recomputed",
+    *_each(f"{_EVALUATION}/env/**/state/", f"{_OF_AN_EPISODE} {_FIRST} t_start _np_random_seed", "recomputed",
            "the environment is reset when an evaluation begins", EVALUATED),
+    *_each(f"{_EVALUATION}/env/**/state/", "needs_reset episode_times total_steps", "recomputed",
+           "the environment is reset when an evaluation begins", ("DQN",)),
+    *_each(f"{_EVALUATION}/env/**/state/", "old_reward stacked_obs episode_count", "recomputed",
+           "the environment is reset when an evaluation begins", ("PPO",)),
+    *_each(f"{_EVALUATION}/env/**/state/", "obs_rms/state/* ret_rms/state/*", "recomputed",
+           "an evaluation begins with the statistics of training", ("PPO",)),
     Listed(f"{_EVALUATION}/**", "unchanged", _SEE, EVALUATED),
     # generators
     Listed("rng/**", "unchanged", "of the generator's kind, or of a number drawn ahead, of which there was none"),
