@@ -252,6 +252,23 @@ def test_what_is_not_plain_is_reported_with_its_path_and_nothing_refers_into_it(
     assert recorder.value(object(), "x") is ABSENT
 
 
+def test_arrays_that_lie_over_the_same_memory_are_reported_and_neighbours_are_not() -> None:
+    owner = Holder()
+    board = np.zeros((3, 3))
+    owner.row, owner.board, owner.rest = board[0], board, board[1:]
+    recorder = Recorder()
+    assert list(recorder.attributes(owner, "owner")) == ["row", "board", "rest"]
+    assert [str(left) for left in recorder.left_out] == [
+        "owner.board (it shares its memory with owner.row, and after a resume it would not)",
+        "owner.rest (it shares its memory with owner.board, and after a resume it would not)",
+    ]
+    owner = Holder()
+    owner.halves = np.split(np.arange(4), 2)
+    recorder = Recorder()
+    recorder.attributes(owner, "owner")
+    assert recorder.left_out == []
+
+
 def test_numpy_generators_keep_their_half_used_words() -> None:
     for make in (np.random.default_rng, np.random.RandomState):
         saved_from, live = Holder(), Holder()
@@ -263,3 +280,93 @@ def test_numpy_generators_keep_their_half_used_words() -> None:
         Refiller().attributes(live, saved, "x")
         assert live.rng is kept
         assert np.array_equal(live.rng.normal(size=5), expected)
+
+
+def without(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    rest = {key: value for key, value in tree.items() if key != name}
+    return {**rest, "inner": [without(node, name) for node in tree["inner"]]}
+
+
+def test_a_tree_of_an_earlier_version_which_names_no_spaces_comes_back() -> None:
+    env = gym.make("CartPole-v1")
+    env.action_space.seed(1)
+    env.reset(seed=3)
+    env.step(1)
+    saved = copy.deepcopy(without(envs.capture(env).tree, "spaces"))
+    expected = text(run(env, 3))
+    fresh = gym.make("CartPole-v1")
+    fresh.reset(seed=4)
+    envs.restore(fresh, saved)
+    assert text(run(fresh, 3)) == expected
+
+
+def test_what_an_earlier_version_could_not_capture_is_still_to_be_reset() -> None:
+    env = gym.wrappers.TimeLimit(PlainCorridor(), 5)
+    saved = envs.capture(env).tree
+    saved["inner"][0] |= {"way": "none", "state": None}
+    assert not envs.is_whole(saved)
+    assert envs.differences(env, saved) == []
+    envs.restore(env, saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda: FrameStackObservation(gym.make("CartPole-v1"), 4), "FrameStackObservation.observation_space"),
+        (lambda: FrameStackObservation(_with_actions(gym.make("CartPole-v1"), 3), 3), "CartPoleEnv.action_space"),
+    ],
+)
+def test_a_changed_space_is_refused_with_both_sides_before_anything_changes(
+    change: Callable[[], gym.Env[Any, Any]], path: str
+) -> None:
+    saved = envs.capture(FrameStackObservation(gym.make("CartPole-v1"), 3)).tree
+    other = change()
+    other.reset(seed=0)
+    before = text(envs.capture(other).tree)
+    with pytest.raises(MismatchError) as caught:
+        envs.restore(other, saved)
+    (found,) = caught.value.differences
+    assert found.path.endswith(path)
+    assert found.saved != found.live
+    assert text(envs.capture(other).tree) == before
+
+
+def test_another_number_of_envs_is_refused_with_both_sides_before_anything_changes() -> None:
+    saved = envs.capture(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)).tree
+    other = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+    other.reset(seed=0)
+    before = text(envs.capture(other).tree)
+    with pytest.raises(MismatchError, match="num_envs: saved 2, here 3"):
+        envs.restore(other, saved)
+    assert text(envs.capture(other).tree) == before
+
+
+def _with_actions(env: gym.Env[Any, Any], count: int) -> gym.Env[Any, Any]:
+    env.unwrapped.action_space = spaces.Discrete(count)
+    return env
+
+
+class Sealed(Corridor):
+    """An env that somebody else wrote."""
+
+
+def test_functions_that_were_registered_speak_for_a_class() -> None:
+    envs.register_snapshotter(Sealed, lambda env: {"place": env.place}, lambda env, state: setattr(env, "place", state["place"]))
+    env = Sealed()
+    env.reset()
+    env.step(1)
+    state = envs.capture(env)
+    assert (state.left_out, state.tree["way"]) == ((), "snapshot")
+    fresh = Sealed()
+    envs.restore(fresh, state.tree)
+    assert fresh.place == 1
+
+
+def test_a_class_that_can_say_nothing_at_this_moment_is_named_and_not_whole() -> None:
+    class Busy(OpenCorridor):
+        def milepost_get_state(self) -> Any:
+            return None
+
+    state = envs.capture(Busy())
+    assert "moment" in state.left_out[0].reason
+    assert not envs.is_whole(state.tree)

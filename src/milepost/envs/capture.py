@@ -5,12 +5,15 @@ Each layer is captured by the first way that applies to it, see `milepost.envs.w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from milepost.envs.layers import inner_of, join, names_within
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
-from milepost.envs.ways import way_of
+from milepost.envs.proof import prove, shown
+from milepost.envs.spaces import space_differences, spaces_of
+from milepost.envs.ways import way_named, way_of
 from milepost.errors import MismatchError
 from milepost.records import Difference
 from milepost.state.kinds import register_component
@@ -31,44 +34,57 @@ def capture(env: Any, *, elsewhere: Collection[str] = ()) -> EnvState:
 
 
 def restore(env: Any, tree: dict[str, Any]) -> None:
-    """Bring ``env`` back to a captured state, in place.
+    """Bring ``env`` back to a captured state, in place, and prove that it shows what it showed then.
 
-    Raises `MismatchError` (kind ``env``), before anything is changed, if the layers are not those that were captured.
+    Raises `MismatchError`: kind ``env``, before anything is changed, if the layers or their spaces are not those that were
+    captured; kind ``env-lies``, after it, if one shows something else.
     """
     if found := differences(env, tree):
         raise MismatchError("the saved environment is built differently", found, kind="env", hint="build the env as it was")
     _restore(env, tree, Refiller(), "")
+    prove(env, tree)
+
+
+def attach(env: Any) -> None:
+    """Make every layer of ``env`` ready to be captured. Changes no bit of what the env does; called again it does nothing."""
+    way_of(env).attach(env)
+    for layer in inner_of(env):
+        attach(layer)
 
 
 def differences(env: Any, tree: dict[str, Any], path: str = "") -> list[Difference]:
-    """Return where the layers of ``env`` are not those of the captured tree: another class, another number of envs."""
-    here = _join(path, type(env).__name__)
+    """Return where ``env`` is not what was captured: the classes of its layers, their spaces, the number of envs."""
+    here = join(path, type(env).__name__)
     if tree["class"] != class_name(env):
         return [Difference(here, tree["class"], class_name(env), "env")]
-    if tree["way"] not in ("elsewhere", way := way_of(env).name):
-        return [Difference(here, f"captured by way `{tree['way']}`", f"way `{way}`", "env")]
-    saved, live = tree["inner"], list(_inner(env))
+    way = way_of(env)
+    if tree["way"] not in ("elsewhere", "none", way.name):
+        return [Difference(here, f"captured by way `{tree['way']}`", f"way `{way.name}`", "env")]
+    saved, live = tree["inner"], list(inner_of(env))
     if len(saved) != len(live):
-        return [Difference(_join(here, "num_envs"), str(len(saved)), str(len(live)), "env")]
-    names = [here] if len(live) == 1 else [f"{here}[{index}]" for index in range(len(live))]
-    return [
-        difference for layer, node, name in zip(live, saved, names, strict=True) for difference in differences(layer, node, name)
-    ]
+        return [Difference(join(here, "num_envs"), str(len(saved)), str(len(live)), "env")]
+    found = way.differences(env, tree["state"], here) if tree["way"] == way.name and tree["state"] is not None else []
+    for layer, node, name in zip(live, saved, names_within(here, live), strict=True):
+        found += differences(layer, node, name)
+    # What differs within is not told once more for every layer around it.
+    return found or space_differences(env, tree, here)
 
 
 def is_whole(tree: dict[str, Any]) -> bool:
     """Return whether every layer of a captured tree was captured. If not, the env must be reset after a restore."""
-    return tree["way"] != "none" and all(map(is_whole, tree["inner"]))
+    way = way_named(tree["way"])
+    return (way is None or way.whole(tree["state"])) and all(map(is_whole, tree["inner"]))
 
 
 def describe(env: Any) -> str:
     """Return the layers of ``env`` in one line: ``DummyVecEnv<4 x Monitor<TimeLimit<CartPoleEnv>>>``."""
-    inner = [describe(layer) for layer in _inner(env)]
+    elsewhere = way_of(env).within(env)
+    inner = elsewhere or [describe(layer) for layer in inner_of(env)]
     name = type(env).__name__
     if not inner:
         identity = getattr(getattr(env, "spec", None), "id", None)
         return f"{name}({identity})" if identity else name
-    count = f"{len(inner)} x " if isinstance(vars(env).get("envs"), (list, tuple)) else ""
+    count = f"{len(inner)} x " if elsewhere or isinstance(vars(env).get("envs"), (list, tuple)) else ""
     return f"{name}<{count}{inner[0]}>" if len(set(inner)) == 1 else f"{name}<{', '.join(inner)}>"
 
 
@@ -91,6 +107,7 @@ class Envs:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        attach(env)
         self._left_out: tuple[LeftOut, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,39 +145,23 @@ def register_stable_baselines3() -> None:
 
 
 def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -> dict[str, Any]:
-    here = _join(path, type(env).__name__)
+    here = join(path, type(env).__name__)
     others = class_name(env) in elsewhere
-    inner = list(_inner(env))
+    inner = list(inner_of(env))
     return {
         "class": class_name(env),
+        "spaces": spaces_of(env, inner),
         "way": "elsewhere" if others else way_of(env).name,
         "state": None if others else capture_layer(env, recorder, here),
-        "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, _names(here, inner), strict=True)],
+        **({} if others else shown(env)),
+        "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, names_within(here, inner), strict=True)],
     }
 
 
 def _restore(env: Any, tree: dict[str, Any], refiller: Refiller, path: str) -> None:
-    here = _join(path, type(env).__name__)
-    if tree["way"] != "elsewhere":
+    here = join(path, type(env).__name__)
+    if tree["way"] not in ("elsewhere", "none"):
         restore_layer(env, tree["state"], refiller, here)
-    inner = list(_inner(env))
-    for layer, node, name in zip(inner, tree["inner"], _names(here, inner), strict=True):
+    inner = list(inner_of(env))
+    for layer, node, name in zip(inner, tree["inner"], names_within(here, inner), strict=True):
         _restore(layer, node, refiller, name)
-
-
-def _inner(env: Any) -> Iterator[Any]:
-    attributes = vars(env)
-    for name in ("env", "venv"):
-        if hasattr(attributes.get(name), "reset"):
-            yield attributes[name]
-            return
-    if isinstance(attributes.get("envs"), (list, tuple)):
-        yield from attributes["envs"]
-
-
-def _names(here: str, inner: list[Any]) -> list[str]:
-    return [here] if len(inner) == 1 else [f"{here}[{index}]" for index in range(len(inner))]
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name

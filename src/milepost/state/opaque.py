@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,3 +39,33 @@ def unpickled(data: bytes | bytearray, path: str, *, trust: bool) -> Opaque:
     except Exception as error:  # the value's own code runs, and may raise anything
         hint = "import or install what the value was made of"
         raise UsageError("an opaque value cannot be unpickled", kind="pickle-failed", hint=hint, path=path) from error
+
+
+def pickled_within(value: Any, around: Mapping[str, object], path: str) -> bytes:
+    """Return the bytes of ``value``; for each object of ``around`` in it they hold its name alone."""
+    names = {id(held): name for name, held in around.items()}
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, protocol=5)
+    pickler.persistent_id = lambda held: names.get(id(held))  # type: ignore[method-assign]
+    try:
+        pickler.dump(value)
+    except Exception as error:  # the value's own code runs, and may raise anything
+        raise UsageError("a value cannot be pickled", kind="pickle-failed", path=path, cause=_cause(error)) from error
+    return out.getvalue()
+
+
+def unpickled_within(data: bytes, around: Mapping[str, object], path: str) -> Any:
+    """Return the value that `pickled_within` wrote, with the objects of ``around`` that are here now. The caller trusts it."""
+    unpickler = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = around.__getitem__  # type: ignore[method-assign]
+    try:
+        return unpickler.load()
+    except Exception as error:  # the value's own code runs, and may raise anything
+        hint = "import or install what the value was made of"
+        raise UsageError(
+            "a value cannot be unpickled", kind="pickle-failed", hint=hint, path=path, cause=_cause(error)
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

@@ -38,11 +38,12 @@ def capture(subject: Subject, recorder: Recorder) -> Any:
     """Return the buffer's tree; its arrays by reference."""
     buffer = _buffer(subject)
     skip = about.configured(buffer) | _NOT_STATE
+    annealed = about.settings(buffer, about.configured(buffer) - _NOT_STATE)
     if not is_row_wise(buffer):
-        return recorder.attributes(buffer, "replay_buffer", skip=skip)
+        return recorder.attributes(buffer, "replay_buffer", skip=skip) | annealed
     tracked = counted(buffer)
     skip |= attributes_of(tracked.rows.arrays) | {"infos"}
-    tree = {"rows": tracked.rows, "others": recorder.attributes(buffer, "replay_buffer", skip=skip)}
+    tree = {"rows": tracked.rows, "others": recorder.attributes(buffer, "replay_buffer", skip=skip) | annealed}
     if tracked.infos is not None:
         tree["infos"] = tracked.infos.items
         recorder.left_out += tracked.infos.left_out
@@ -71,7 +72,7 @@ def differences(subject: Subject, saved: Any) -> list[Difference]:
     So is, beside rows, how long an array is: a batch's indices, say.
     """
     buffer = _buffer(subject)
-    here, there = _described(capture(subject, Recorder())), _described(saved)
+    here, there = (_described(state, about.configured(buffer)) for state in (capture(subject, Recorder()), saved))
     found = [Difference(name, _text(there[name]), "missing", "missing") for name in _only_in(there, here)]
     found += [Difference(name, "missing", _text(here[name]), "unexpected") for name in _only_in(here, there)]
     data = here.keys() - fields(buffer).keys() if is_row_wise(buffer) else set()
@@ -135,11 +136,11 @@ def _into(live: Any, saved: Any) -> Any:
     return saved
 
 
-def _described(state: Any) -> dict[str, Any]:
-    """Return every array's spec, and every other attribute, by name."""
+def _described(state: Any, settings: frozenset[str]) -> dict[str, Any]:
+    """Return every array's spec, and every other attribute but ``settings``, by name."""
     rows, others = _taken_apart(state)
     named = {} if rows is None else dict(rows.arrays)
-    return _specs({**named, **others}, "")
+    return _specs({**named, **{name: value for name, value in others.items() if name not in settings}}, "")
 
 
 def _specs(value: Any, path: str) -> dict[str, Any]:
