@@ -93,6 +93,8 @@ class Recorder:
 
     left_out: list[LeftOut] = field(default_factory=list)
     _met: dict[int, tuple[str | None, object]] = field(default_factory=dict)
+    _over: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
+    """The arrays that were met, by whose memory they lie over."""
 
     def attributes(self, owner: object, path: str, *, skip: Container[str] = (), optional: Container[str] = ()) -> dict[str, Any]:
         """Return the attributes of ``owner`` that are data. ``optional`` ones are not reported when they are not plain."""
@@ -144,7 +146,7 @@ class Recorder:
     def _reader(self, value: Any) -> Callable[[Any, str], Any] | None:
         kind = type(value)
         if kind is np.ndarray and not value.dtype.hasobject:
-            return lambda array, _: _with_layout(array)
+            return self._array
         if is_tensor(value):
             return lambda tensor, _: _with_layout(tensor.detach())
         if kind in _CONTAINERS:
@@ -158,6 +160,17 @@ class Recorder:
         if typed_kind is not None:
             return lambda owner, path: typed.record(typed_kind, owner, self, path)
         return None if small is None else lambda owner, _: {KIND: class_name(owner), "state": small[0](owner)}
+
+    def _array(self, array: Any, path: str) -> Any:
+        """Return the array; where another that was met lies over the same memory, say that they will come apart."""
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        others = self._over.setdefault(id(owner), [])
+        if first := next((known for known, other in others if np.may_share_memory(other, array)), None):
+            self.left_out.append(LeftOut(path, f"it shares its memory with {first}, and after a resume it would not"))
+        others.append((path, array))
+        return _with_layout(array)
 
     def _container(self, value: Any, path: str) -> Any:
         if isinstance(value, dict):

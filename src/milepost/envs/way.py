@@ -29,6 +29,10 @@ class Way(Protocol):
         """Make ready for captures to come. Called when an engine first sees the env, and again whenever one does."""
         return
 
+    def within(self, env: Any) -> list[str]:  # noqa: ARG002
+        """Describe the envs in this layer that are no attributes of it, in a line each."""
+        return []
+
     def observed(self, env: Any) -> Any:  # noqa: ARG002
         """Return what the layer shows now, for the proof on restore, or `ABSENT`. Must change nothing and draw nothing."""
         return ABSENT
@@ -40,3 +44,7 @@ class Way(Protocol):
     def differences(self, env: Any, state: Any, path: str) -> list[Difference]:  # noqa: ARG002
         """Return why a captured state cannot be brought back here; in it a `LeafSpec` may stand for an array."""
         return []
+
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:  # noqa: ARG002
+        """Return where a layer does not hold the state to which it was just brought back."""
+        return None

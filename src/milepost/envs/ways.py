@@ -2,20 +2,30 @@
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
-3. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-4. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+3. ``ale``, ``mujoco``: it is a simulator of which it is known what its exact state is.
+4. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
+5. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+6. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+7. ``pickle``: where it was allowed, and its copy proves to be one.
+8. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
-from milepost.envs.pickles import Pickled
+from milepost.envs.attributes import attributes_of
+from milepost.envs.compare import first_difference
+from milepost.envs.pickles import Pickled, again_pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replayed import again_replayed
+from milepost.envs.replaying import Replay
+from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
+from milepost.envs.workers import Workers
+from milepost.records import Difference
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -29,22 +39,9 @@ _PLAIN_MODULES = (
     "sb3_contrib.common.wrappers.",
     "sb3_contrib.common.envs.",
 )
-_IN_WORKERS = (
-    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
-    "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
-)
-_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
+_NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
 _snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
-
-_STRUCTURE = frozenset(
-    {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
-    | {"render_mode", "keys", "waiting", "closed", "autoreset_mode", "_autoreset_mode"}
-)
-# The transition table of the toy texts is a constant of thousands of numbers; clocks of this process mean nothing in the next.
-_NOT_STATE = {"P", "episode_start_time", "episode_start_times"}
-# Overwritten before anybody reads them, and full of whatever the env's infos hold.
-_OPTIONAL = {"buf_infos", "reset_infos", "actions", "_actions", "_previous_data", "_env_obs"}
 
 
 class Own(Way):
@@ -64,6 +61,10 @@ class Own(Way):
         """Tell it what it said."""
         env.milepost_set_state(state)
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask it again; what it shows by ``milepost_observe`` has been compared already."""
+        return None if hasattr(type(env), "milepost_observe") else _told(state, env.milepost_get_state(), path)
+
 
 class Snapshot(Way):
     """Let functions speak that were registered for the class by `register_snapshotter`."""
@@ -82,6 +83,10 @@ class Snapshot(Way):
         """Tell it to the second."""
         _snapshotters[type(env)][1](env, state)
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask the first again."""
+        return _told(state, _snapshotters[type(env)][0](env), path)
+
 
 class Plain(Way):
     """Take the attributes of a class that is known to hold nothing but data."""
@@ -91,13 +96,11 @@ class Plain(Way):
     def fits(self, env: Any) -> bool:
         """Return whether its class is known or registered."""
         name = class_name(env)
-        return name in _registered or (name.startswith(_PLAIN_MODULES) and name not in _IN_WORKERS)
+        return name in _registered or name.startswith(_PLAIN_MODULES)
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return its attributes."""
-        configured = () if class_name(env) in _registered else _configured(env.__class__)
-        skip = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
-        return recorder.attributes(env, path, skip=skip, optional=_OPTIONAL)
+        return attributes_of(env, recorder, path, known=class_name(env) not in _registered)
 
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
         """Overwrite its attributes."""
@@ -124,10 +127,11 @@ class Nowhere(Way):
 WAYS: tuple[Way, ...] = (
     Own(),
     Snapshot(),
-    # ale, mujoco
-    # workers: before plain, whose modules hold them too
+    Ale(),
+    Mujoco(),
+    Workers(),  # before plain, whose modules hold them too
     Plain(),
-    # replay
+    Replay(),
     Pickled(),
     Nowhere(),
 )
@@ -163,26 +167,35 @@ def register_plain(cls: type) -> type:
     return cls
 
 
+def registrations() -> list[Callable[[], object]]:
+    """Return calls that register what is registered here: for worker processes, which may not have run the same script."""
+    return [
+        partial(_know_as_plain, frozenset(_registered)),
+        *(partial(register_snapshotter, cls, get, put) for cls, (get, put) in _snapshotters.items()),
+        *again_replayed(),
+        *again_pickled(),
+    ]
+
+
+def _know_as_plain(names: frozenset[str]) -> None:
+    _registered.update(names)
+
+
 def _said(state: Any, recorder: Recorder, path: str) -> Any:
     if state is None:
         recorder.left_out.append(LeftOut(path, "it gave None: no state of it can be had at this moment"))
     return state
 
 
+def _told(state: Any, again: Any, path: str) -> Difference | None:
+    return first_difference(Recorder().value(state, ""), Recorder().value(again, ""), f"{path} state")
+
+
 def _reason(env: Any) -> str:
     name = class_name(env)
-    if name in _IN_WORKERS:
-        return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
-    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
-
-
-@cache
-def _configured(cls: Any) -> frozenset[str]:
-    """Return the names of the constructor's arguments: the script sets them again, and a changed setting wins.
-
-    Only for the known classes, of which it was checked that none of them moves during an episode.
-    """
-    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    return frozenset(name for init in inits for name in inspect.signature(init).parameters)
+    return (
+        "nobody knows its state: give its class milepost_get_state and milepost_set_state, or call register_snapshotter, "
+        "register_plain, register_replayed or allow_pickle of milepost.envs, whichever is true of it"
+    )
