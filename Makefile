@@ -66,8 +66,9 @@ fuzz: .venvs/fuzz/.ready  ## Feed every reader of files with what a fuzzer makes
 	.venvs/fuzz/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	touch $@
 
-exactness: setup  ## Run only the tests of the promise: a killed and resumed run ends with the same bits
+exactness: setup  ## Kill and resume runs of every algorithm in every kind of environment; every bit must be equal; under 40 minutes
 	$(BIN)/python -m pytest tests/adapters/test_sb3_exact.py
+	$(BIN)/python -m exactness --page docs/exactness.md
 
 check: setup  ## Check format, lint, types and layers
 	$(BIN)/ruff format --check .

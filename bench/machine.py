@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -13,9 +13,9 @@ PACKAGES = ("milepost", "numpy", "torch", "safetensors", "stable-baselines3")
 _THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def facts(place: Path) -> dict[str, str]:
+def facts(place: Path, packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Return what a reader needs to know to compare these figures with others. No names of hosts, no paths."""
-    versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
+    versions = {name: metadata.version(name) for name in packages if _installed(name)}
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "processor": _line("/proc/cpuinfo", "model name"),

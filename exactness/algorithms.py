@@ -38,6 +38,11 @@ class Algorithm:
     """Whether it can only have one environment."""
 
     @property
+    def off_policy(self) -> bool:
+        """Return whether it learns from a replay buffer."""
+        return self.where.endswith(("DQN", "DDPG", "TD3", "SAC", "TQC", "CrossQ"))
+
+    @property
     def missing(self) -> bool:
         """Return whether its package is not installed."""
         return importlib.util.find_spec(self.where.partition(":")[0]) is None
@@ -79,7 +84,12 @@ _FLAT = frozenset({"vector"})
 _SB3, _CONTRIB = "stable_baselines3:", "sb3_contrib:"
 _LSTM = {"lstm_hidden_size": 8, "n_lstm_layers": 1}
 _MEMORY_OPTIMIZED = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
-_LSTM_POLICIES = {"vector": "MlpLstmPolicy", "number": "MlpLstmPolicy", "picture": "CnnLstmPolicy", "goal": "MultiInputLstmPolicy"}
+_LSTM_POLICIES = {
+    "vector": "MlpLstmPolicy",
+    "number": "MlpLstmPolicy",
+    "picture": "CnnLstmPolicy",
+    "goal": "MultiInputLstmPolicy",
+}
 _NO_GOALS = frozenset({"vector", "number", "picture"})
 
 ALGORITHMS: Mapping[str, Algorithm] = {
@@ -92,7 +102,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "DDPG": Algorithm(_SB3 + "DDPG", _noise("NormalActionNoise"), _BOX),
     "TD3": Algorithm(_SB3 + "TD3", _noise("OrnsteinUhlenbeckActionNoise"), _BOX),
     "SAC": Algorithm(_SB3 + "SAC", _off(), _BOX),
-    "SAC, gSDE": Algorithm(_SB3 + "SAC", _off(use_sde=True, sde_sample_freq=3, train_freq=4), _BOX, _FLAT),
+    "SAC, gSDE": Algorithm(_SB3 + "SAC", _off(use_sde=True, train_freq=4), _BOX, _FLAT),
     "DQN, HER": Algorithm(_SB3 + "DQN", _her, _DISCRETE, frozenset({"goal"}), steps=160, every=40),
     "SAC, HER": Algorithm(_SB3 + "SAC", _her, _BOX, frozenset({"goal"}), steps=160, every=40),
     "TD3, HER": Algorithm(_SB3 + "TD3", _her, _BOX, frozenset({"goal"}), steps=160, every=40),
@@ -115,7 +125,11 @@ def make_model(name: str, sees: str, venv: Any, seed: int) -> Any:
         algorithm.policies
     )
     settings = algorithm.settings(venv)
-    kwargs: dict[str, Any] = {"net_arch": [NET], **(_LSTM if algorithm.policies else {}), **(PICTURES if sees == "picture" else {})}
+    kwargs: dict[str, Any] = {
+        "net_arch": [NET],
+        **(_LSTM if algorithm.policies else {}),
+        **(PICTURES if sees == "picture" else {}),
+    }
     made = getattr(importlib.import_module(module), cls)
     return made(policy[sees], venv, policy_kwargs=kwargs, seed=seed, device="cpu", **settings)
 
@@ -123,4 +137,3 @@ def make_model(name: str, sees: str, venv: Any, seed: int) -> Any:
 def masks_of(world_masked: bool, algorithm: Algorithm) -> bool:
     """Return whether the two go together: masks are learned from by `MaskablePPO` alone, and it from nothing else."""
     return world_masked == algorithm.masks
-

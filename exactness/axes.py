@@ -13,11 +13,19 @@ LOOP = "own loop"
 """The algorithm that is no class of Stable-Baselines3: `exactness.loop`, with Gymnasium's own vector environments."""
 
 VENVS: Mapping[str, int] = {"DummyVecEnv x1": 1, "DummyVecEnv x3": 3, "SubprocVecEnv x2": 2}
-GYMNASIUM: Mapping[str, int] = {"SyncVectorEnv x2": 2}
+GYMNASIUM: Mapping[str, int] = {
+    "SyncVectorEnv x2": 2,
+    "SyncVectorEnv x2, same step": 2,
+    "AsyncVectorEnv x2": 2,
+    "AsyncVectorEnv x2, same step": 2,
+}
+"""Gymnasium's own; they reset an env at the step after its episode, or at the same one."""
 WRAPS = ("-", "VecMonitor", "VecNormalize", "VecFrameStack", "all three")
 """Around the vector environment; the last is VecNormalize<VecFrameStack<VecMonitor>>."""
 BESIDE = ("-", "EvalCallback")
 KILLS = ("mid-rollout", "during a save", "during a restore", "twice in a row")
+SLOW = 10.0
+"""Worlds that take so many times as long as CartPole do not run with the tests."""
 WRITERS = ("thread", "inline", "process")
 
 
@@ -60,6 +68,8 @@ def can_be(cell: Cell) -> bool:
     algorithm = ALGORITHMS[cell.algorithm]
     learns = world.actions in algorithm.actions and world.sees in algorithm.sees and world.masked == algorithm.masks
     stacked = cell.wraps in ("VecFrameStack", "all three")
+    if cell.wraps in ("VecNormalize", "all three") and world.sees in ("number", "picture") and algorithm.off_policy:
+        return False  # Stable-Baselines3 fails: it indexes a number as an array, and stores a picture as it was not turned
     stacks = world.sees in ("vector", "picture") and not (stacked and "memory" in cell.algorithm)
     return learns and (stacks or not stacked)
 
@@ -70,16 +80,15 @@ def cells() -> list[Cell]:
 
 
 def subset() -> list[Cell]:
-    """Return cells that are quick, in which every value of an axis stands that is quick: what runs with the tests."""
-    return list(SUBSET)
+    """Return few cells in which every value of every axis stands that is quick: what runs with the tests."""
+
+    def quick(cell: Cell) -> bool:
+        return can_be(cell) and WORLDS[cell.world].seconds < SLOW
+
+    return [Cell(*chosen) for chosen in cover(AXES, lambda one: quick(Cell(*one)), lambda one: _cost(Cell(*one)), size=1)]
 
 
 def _cost(cell: Cell) -> float:
     """Return about how long a cell takes: a worker process starts slowly, and so do some simulators."""
     algorithm = 1.0 if cell.algorithm == LOOP else ALGORITHMS[cell.algorithm].seconds
-    return WORLDS[cell.world].seconds * algorithm * (1.5 if cell.venv.startswith("Subproc") else 1.0)
-
-
-SUBSET: Sequence[Cell] = (
-    Cell("PPO", "CartPole", "DummyVecEnv x3", "all three", "EvalCallback", "mid-rollout", "thread"),
-)
+    return WORLDS[cell.world].seconds * algorithm * (1.5 if cell.venv.startswith(("Subproc", "Async")) else 1.0)

@@ -32,8 +32,10 @@ def run_loop(cell: Cell, store: Any, seed: int, striking: Striking) -> dict[str,
 
 def make_vector_env(cell: Cell) -> Any:
     """Return the vector environment of a cell, by Gymnasium's own means."""
-    makers = [lambda index=index: make_env(cell.world, None, index) for index in range(GYMNASIUM[cell.venv])]
-    return gym.vector.SyncVectorEnv(makers)  # type: ignore[arg-type]
+    makers = [lambda: make_env(cell.world) for _ in range(GYMNASIUM[cell.venv])]
+    kind = gym.vector.AsyncVectorEnv if cell.venv.startswith("Async") else gym.vector.SyncVectorEnv
+    mode = gym.vector.AutoresetMode.SAME_STEP if cell.venv.endswith("same step") else gym.vector.AutoresetMode.NEXT_STEP
+    return kind(makers, autoreset_mode=mode)  # type: ignore[arg-type]
 
 
 def _trained(cell: Cell, venv: Any, store: Any, seed: int, striking: Striking) -> dict[str, Any]:

@@ -54,20 +54,31 @@ def resumes(folder: Path) -> list[dict[str, Any]]:
 
 
 def _learn(cell: Cell, folder: Path, store: Any, seed: int, striking: Striking) -> dict[str, Any]:
-    from stable_baselines3.common.logger import configure
+    ours = [] if store is None else [checkpointing(cell, store)]
+    return train(cell, folder / LOGS, seed, [*ours, StrikingCallback(striking)])
 
+
+def checkpointing(cell: Cell, store: Any, **settings: Any) -> Any:
+    """Return milepost's callback, as a cell wants it."""
     from milepost.adapters.sb3 import Checkpointing
 
-    algorithm, logs = ALGORITHMS[cell.algorithm], folder / LOGS
+    return Checkpointing(store, **{"when": every(steps=ALGORITHMS[cell.algorithm].every), "writer": cell.writer, **settings})
+
+
+def train(cell: Cell, logs: Path, seed: int, callbacks: list[Any]) -> dict[str, Any]:
+    """Build the run of a cell, train it beside these callbacks, and return what it has ended with."""
+    from stable_baselines3.common.logger import configure
+
+    algorithm = ALGORITHMS[cell.algorithm]
     logs.mkdir(parents=True, exist_ok=True)
     venv = make_venv(cell, logs, seed)
-    model = make_model(cell.algorithm, WORLDS[cell.world].sees, venv, seed)
-    model.set_logger(configure(str(logs), ["csv", "json"]))
-    beside = [_evaluation(cell, seed)] if cell.beside == "EvalCallback" else []
-    ours = [] if store is None else [Checkpointing(store, when=every(steps=algorithm.every), writer=cell.writer)]
-    callbacks = [*beside, *ours, StrikingCallback(striking)]
     try:
-        model.learn(algorithm.steps, callback=callbacks, log_interval=2)
+        model = make_model(cell.algorithm, WORLDS[cell.world].sees, venv, seed)
+        logger = configure(str(logs), ["csv", "json"])
+        model.set_logger(logger)
+        beside = [_evaluation(cell, seed)] if cell.beside == "EvalCallback" else []
+        model.learn(algorithm.steps, callback=[*beside, *callbacks], log_interval=2)
+        logger.close()
         return parts_of(model, beside, logs)
     finally:
         venv.close()
@@ -77,15 +88,19 @@ def make_venv(cell: Cell, logs: Path | None, seed: int) -> Any:
     """Return the seeded vector environment of a cell, wrapped."""
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    def maker(index: int) -> Callable[[], Any]:
-        return lambda: make_env(cell.world, logs, index)
-
-    makers = [maker(index) for index in range(VENVS[cell.venv])]
+    makers = [_maker(cell, logs, index) for index in range(VENVS[cell.venv])]
     # Forked, since the workers of a `forkserver` would import torch anew at every start of every cell.
     venv: Any = SubprocVecEnv(makers, start_method="fork") if cell.venv.startswith("Subproc") else DummyVecEnv(makers)
     venv = wrapped(venv, cell.wraps, WORLDS[cell.world].sees)
     venv.seed(1000 + seed)
     return venv
+
+
+def _maker(cell: Cell, logs: Path | None = None, index: int = 0) -> Callable[[], Any]:
+    """Return what makes one environment; in a Monitor, unless there is one around them all."""
+    if cell.wraps in ("VecMonitor", "all three"):
+        return WORLDS[cell.world].make
+    return lambda: make_env(cell.world, logs, index)
 
 
 def wrapped(venv: Any, wraps: str, sees: str) -> Any:
@@ -106,11 +121,11 @@ def _evaluation(cell: Cell, seed: int) -> Any:
     from stable_baselines3.common.callbacks import EvalCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    venv: Any = wrapped(DummyVecEnv([lambda: make_env(cell.world, None, 0)]), cell.wraps, WORLDS[cell.world].sees)
+    venv: Any = wrapped(DummyVecEnv([_maker(cell)]), cell.wraps, WORLDS[cell.world].sees)
     if isinstance(venv, VecNormalize):
         venv.training = False
     venv.seed(2000 + seed)
-    often = ALGORITHMS[cell.algorithm].steps // (4 * VENVS[cell.venv])
+    often = ALGORITHMS[cell.algorithm].steps // (5 * VENVS[cell.venv])
     return EvalCallback(venv, eval_freq=often, n_eval_episodes=2, deterministic=False, verbose=0, warn=False)
 
 

@@ -44,6 +44,25 @@ class Stranger(gym.Env[Any, Any]):
             self.action_space.np_random.bit_generator.state = state["space"]
 
 
+class Nobody(gym.Env[Any, Any]):
+    """Be an environment that says nothing of its state."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-100, 100, (3,), np.float32)
+        self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+        self._ask = _world()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed, options=options)
+        return self._ask("reset", self.np_random.uniform(-1, 1)), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Push the point."""
+        seen = self._ask("push", float(np.ravel(action)[0]))
+        return seen, -abs(float(seen[0])), bool(abs(seen[0]) > 3), False, {}
+
+
 def _generator(env: gym.Env[Any, Any]) -> Any:
     generator = env.action_space._np_random
     return None if generator is None else generator.bit_generator.state

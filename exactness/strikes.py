@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from milepost.store.posix import Posix
 
+PATIENCE_S = 0.25
+"""How long a step that is to be the last waits for a save that may be under way."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -51,6 +54,17 @@ def die() -> NoReturn:
     raise AssertionError("nobody survives SIGKILL")
 
 
+def _dying(pid: int, set_state: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that dies in this process, and does as ever in the environments' workers."""
+
+    def die_here(*args: Any, **kwargs: Any) -> None:
+        if os.getpid() == pid:
+            die()
+        set_state(*args, **kwargs)
+
+    return die_here
+
+
 class DyingPosix(Posix):
     """Die before the ``nth`` manifest is given its name: the blobs are there, and nobody knows of them."""
 
@@ -75,15 +89,24 @@ class Striking:
         self._before = self._generations()
         self._taken = 0
         if strike.in_restore:
-            np.random.set_state = lambda *_, **__: die()  # type: ignore[assignment] # numpy's own name for it
+            np.random.set_state = _dying(os.getpid(), np.random.set_state)  # type: ignore[assignment] # numpy's own name
 
     def step(self, number: int) -> None:
         """Look whether this is the step."""
         self._taken += 1
         at = self._strike.at_step
         # Two steps at least: what is done right after a restore is to be in danger, too.
-        if at is not None and number >= at and self._taken > 2 and (self._strike.unsaved or self._generations() > self._before):
+        if at is not None and number >= at and self._taken > 2 and (self._strike.unsaved or self._saved()):
             die()
+
+    def _saved(self) -> bool:
+        """Return whether there is a new generation, now or soon: these runs are over before a process has begun to write."""
+        ends = time.monotonic() + PATIENCE_S
+        while self._generations() <= self._before:
+            if time.monotonic() > ends:
+                return False
+            time.sleep(0.005)
+        return True
 
     def _generations(self) -> int:
         """Return the number of the newest manifest that is there."""

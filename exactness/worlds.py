@@ -11,9 +11,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from exactness.strangers import Masked, Reach, Stranger
+from exactness.strangers import Masked, Nobody, Reach, Stranger
 
-LIMIT = 23
+LIMIT = 17
 """Steps of an episode at most: a prime, so that episodes end at other places of a rollout each time."""
 
 
@@ -40,6 +40,10 @@ class World:
         return bool(self.needs) and importlib.util.find_spec(self.needs) is None
 
 
+_OLD_WORLD = "its world outlives a reset, in native memory: wrap it in milepost.envs.FreshWorld"
+_UNKNOWN = "nobody knows its state: it has no milepost_get_state and milepost_set_state, and is not registered as plain data"
+
+
 def _known(name: str, **options: Any) -> Callable[[], gym.Env[Any, Any]]:
     return lambda: gym.make(name, **{"max_episode_steps": LIMIT, **options})
 
@@ -63,6 +67,13 @@ def _stacked_atari(name: str) -> gym.Env[Any, Any]:
     return gym.wrappers.FrameStackObservation(gym.wrappers.TimeLimit(game, LIMIT), 4)
 
 
+def _walker() -> gym.Env[Any, Any]:
+    """Return BipedalWalker in a world that is made anew at each reset, which changes training and says so."""
+    from milepost import envs
+
+    return envs.FreshWorld(gym.make("BipedalWalker-v3", max_episode_steps=LIMIT))  # type: ignore[attr-defined, no-any-return]
+
+
 def _short(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return gym.wrappers.TimeLimit(env, LIMIT)
 
@@ -80,14 +91,25 @@ WORLDS: Mapping[str, World] = {
     "masked": World(lambda: _short(Masked()), "discrete", "vector", masked=True),
     "third party, discrete": World(lambda: _short(Stranger(discrete=True)), "discrete", "vector"),
     "third party": World(lambda: _short(Stranger()), "box", "vector"),
+    "LunarLander": World(_known("LunarLander-v3"), "discrete", "vector", "Box2D"),
+    "LunarLander, continuous": World(_known("LunarLander-v3", continuous=True), "box", "vector", "Box2D"),
+    "BipedalWalker, fresh world": World(_walker, "box", "vector", "Box2D"),
+    "CarRacing": World(_known("CarRacing-v3", continuous=False), "discrete", "picture", "Box2D", seconds=20.0),
+    "Hopper": World(_known("Hopper-v5"), "box", "vector", "mujoco", seconds=1.2),
+    "Ant": World(_known("Ant-v5"), "box", "vector", "mujoco", seconds=1.5),
+    "Humanoid": World(_known("Humanoid-v5"), "box", "vector", "mujoco", seconds=1.5),
+    "Pong": World(lambda: _atari("ALE/Pong-v5"), "discrete", "picture", "ale_py", seconds=3.0),
+    "Breakout": World(lambda: _stacked_atari("ALE/Breakout-v5"), "discrete", "picture", "ale_py", seconds=3.0),
+    "BipedalWalker": World(_known("BipedalWalker-v3"), "box", "vector", "Box2D", not_exact=_OLD_WORLD),
+    "nobody's": World(lambda: _short(Nobody()), "box", "vector", not_exact=_UNKNOWN),
 }
 
 
-def make_env(name: str, monitor: Path | None, index: int) -> gym.Env[Any, Any]:
-    """Return one environment in a Monitor, which writes its csv into ``monitor``."""
+def make_env(name: str, logs: Path | None = None, index: int = 0) -> gym.Env[Any, Any]:
+    """Return one environment in a Monitor, which writes its csv into ``logs``."""
     from stable_baselines3.common.monitor import Monitor
 
-    return Monitor(WORLDS[name].make(), None if monitor is None else str(monitor / f"{index}"))
+    return Monitor(WORLDS[name].make(), None if logs is None else str(logs / f"{index}"))
 
 
 def first_actions(space: gym.Space[Any], count: int, steps: int) -> list[Any]:

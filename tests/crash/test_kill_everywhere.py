@@ -135,6 +135,33 @@ def full_disk(scene: Scene, posix: Posix) -> None:
     assert sorted(path.stem for path in (scene.root / "generations").iterdir()) == ["000003", "000005", "000006"]
 
 
+def flush_and_note(scene: Scene, training: Training, staged: int, live: int) -> None:
+    """Flush the last of two safe points when training is somewhere else already."""
+    for step in (staged - 1, staged):
+        training.train_to(step)
+        assert not training.engine.save_if_due(step)
+    training.train_to(live)
+    flushed = training.engine.flush_staged()
+    assert flushed is not None
+    assert flushed.step == staged
+    scene.acknowledge(flushed)
+
+
+def preempted(scene: Scene, posix: Posix) -> None:
+    with Training(local(scene.root, posix), grace=1e-9) as training:
+        training.engine.resume()
+        flush_and_note(scene, training, 5, 7)
+        save_and_note(scene, training, 7)
+
+
+def preempted_on_a_full_disk(scene: Scene, posix: Posix) -> None:
+    assert isinstance(posix, SmallDisk)
+    with Training(local(scene.root, posix), keep=Keep(last=3), grace=1e-9) as training:
+        training.engine.resume()
+        posix.capacity_bytes = used_bytes(scene.root) + 4000
+        flush_and_note(scene, training, 5, 7)
+
+
 class SmallDisk(FaultyPosix):
     """Be a disk that takes no more than so many bytes below ``root``."""
 
@@ -167,6 +194,8 @@ CASES: dict[str, tuple[Callable[[Scene], object], Act]] = {
     "rollback": (three_generations, roll_back),
     "pin and unpin": (three_generations, pin_and_train),
     "trim on a full disk": (three_generations, full_disk),
+    "flush what is staged": (three_generations, preempted),
+    "flush on a full disk": (three_generations, preempted_on_a_full_disk),
 }
 
 

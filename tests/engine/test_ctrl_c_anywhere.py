@@ -109,31 +109,34 @@ def roots(place: Path) -> Iterator[Path]:
 
 def verb(training: Training, name: str) -> Callable[[], object]:
     """Return what is to be struck, with all that comes before it done."""
-    if name in ("save", "close"):
+    if name in ("save", "close", "flush_staged"):
         training.engine.resume()
         training.train_to(3)
+    if name == "flush_staged":
+        training.engine.save_if_due(3)
+        assert training.engine.overhead.stagings
     if name == "close":
         training.engine.save(3)
     return (lambda: training.engine.save(3)) if name == "save" else getattr(training.engine, name)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["claim", "resume", "save", "close"])
+@pytest.mark.parametrize("name", ["claim", "resume", "save", "close", "flush_staged"])
 @pytest.mark.parametrize("writer", ["thread", "process"])
 def test_after_a_ctrl_c_anywhere_the_engine_goes_on_or_closes_and_its_root_is_free(
     tmp_path: Path, name: str, writer: str
 ) -> None:
     copies = roots(tmp_path)
     for root in (next(copies), next(copies)):  # the first time there are imports to be done, and more to be found out
-        training = Training(root, writer=writer)
+        training = Training(root, writer=writer, grace=1e-9)
         total = lines_of(verb(training, name))
         training.engine.close()
     assert total > _POINTS / 2
     tried = 0
     for at, root in zip(range(0, total, max(1, total // _POINTS)), copies, strict=False):
-        training = Training(root, writer=writer)
+        training = Training(root, writer=writer, grace=1e-9)
         struck = CtrlC(at).strikes(verb(training, name))
         if name != "close":
-            if name != "save":
+            if name not in ("save", "flush_staged"):
                 training.engine.resume()
                 assert training.is_at(2)
             assert training.save(4).step == 4

@@ -28,6 +28,7 @@ NOT_OURS = {
     ".chaos",
     ".bench",
     ".fuzz",
+    ".exactness",
     "__pycache__",
     ".mypy_cache",
     ".ruff_cache",

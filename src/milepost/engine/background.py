@@ -15,10 +15,10 @@ log = logging.getLogger("milepost")
 Work = Callable[[], object]
 
 
-class _Job:
+class Job:
     """Be one save: what is to be done until it is acknowledged, what is left to be done afterwards, and how it ended."""
 
-    __slots__ = ("done", "failure", "over", "waiting")
+    __slots__ = ("answer", "done", "failure", "over", "waiting")
 
     def __init__(self, work: Work, rest: Work) -> None:
         self.waiting = [(work, rest)]
@@ -27,6 +27,7 @@ class _Job:
         """Held until the save is acknowledged, or has failed."""
         self.over = threading.Lock()
         """Held until nothing of it is under way any more."""
+        self.answer: object = None
         self.failure: BaseException | None = None
         self.done.acquire()
         self.over.acquire()
@@ -40,7 +41,7 @@ class _Job:
         del taken
         try:
             try:
-                work()
+                self.answer = work()
             except told as error:  # nothing is lost: `collect` hands it to the caller
                 self.failure = error
             del work
@@ -75,7 +76,7 @@ class _Desk:
     __slots__ = ("__weakref__", "closed", "jobs")
 
     def __init__(self) -> None:
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         """Written in C: putting is one step, which no Ctrl-C, finalizer or fork finds half done."""
         self.closed = False
         """Nobody waits at the queue any more."""
@@ -94,7 +95,7 @@ class _Desk:
             del job
         self.jobs.put(None)  # for a second thread at this desk
 
-    def _last(self) -> _Job | None:
+    def _last(self) -> Job | None:
         try:
             return self.jobs.get_nowait()
         except queue.Empty:
@@ -115,7 +116,7 @@ class Background:
 
     def __init__(self, writer: Literal["thread", "inline"]) -> None:
         self._writer = writer
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._desk = _Desk()
         self._launched = False
         weakref.finalize(self, self._desk.close).atexit = False  # as the program ends `_close_all` does it, and earlier
@@ -125,16 +126,18 @@ class Background:
         """Return whether a save is in flight."""
         return self._job is not None and self._job.done.locked()
 
-    def start(self, work: Work, rest: Work = lambda: None) -> None:
+    def start(self, work: Work, rest: Work = lambda: None) -> Job:
         """Begin ``work``, and once it has succeeded ``rest``, for which only `settle` waits; no work may be in flight.
+
+        Returns the job: once it is over, it has the ``answer`` of the work, or the ``failure``.
 
         This is to be a save's last act: the thread wakes at once, and gets the interpreter when training lets go of it.
         """
-        job = _Job(work, rest)
+        job = Job(work, rest)
         if self._writer == "inline":
             self._job = job
             job.run(Exception)
-            return
+            return job
         try:
             self._job = job
             refused = None if self._launched else self._launch()
@@ -150,6 +153,7 @@ class Background:
             job.give_up()
         elif self._desk.closed:
             job.run()  # the main thread has ended, and one that trains still has not: nothing is left to run beside it
+        return job
 
     def _launch(self) -> RuntimeError | None:
         """Start the thread from a helper: a Ctrl-C inside `threading.Thread.start` could leave it stuck in its first line.

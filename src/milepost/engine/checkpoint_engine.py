@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -11,10 +12,11 @@ from types import TracebackType
 from typing import Literal
 
 from milepost.clock import Clock, SystemClock
+from milepost.engine import misuse
 from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
-from milepost.engine.opening import Opened, open_session
+from milepost.engine.opening import Opened, hold, open_session
 from milepost.engine.overhead import Meter
 from milepost.engine.process_writer import check_process_writer, deadline_of
 from milepost.engine.redact import redact_the_log
@@ -24,8 +26,9 @@ from milepost.engine.saving import Saving
 from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.engine.settings import WriterKind, check_settings, whole
-from milepost.errors import MilepostError, UsageError
+from milepost.errors import MilepostError
 from milepost.lifecycle.budget import Overhead
+from milepost.lifecycle.grace import grace_of
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.triggers import Reading, Trigger
@@ -56,12 +59,14 @@ class CheckpointEngine:
     seconds to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key
     (or the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
     refused. ``health_eval`` is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained
-    again within a week, in a thread beside training.
+    again within a week, in a thread beside training. ``grace="30s"`` is what is left of the process after a notice to end: where
+    safe points come further apart, each of them is kept staged, for `flush_staged`.
 
     Raises `UsageError` for settings that cannot work (kinds ``bad-setting``, ``no-process-writer``). ``blob_bytes`` is the size
     above which what one save writes is split into several files.
 
-    One thread uses an engine. Saves are called at safe points only: places where the state is a consistent cut.
+    One thread uses an engine; any other may call `flush_staged`. Saves are called at safe points only: places where the state
+    is a consistent cut.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class CheckpointEngine:
         key_file: str | os.PathLike[str] | None = None,
         health_eval: Callable[[], bool] | None = None,
         scrub: str | float | None = None,
+        grace: str | float | None = None,
         blob_bytes: int = BLOB_BYTES,
         staging_bytes: int | None = None,
         compress: Literal["auto", "off"] = "auto",
@@ -103,24 +109,22 @@ class CheckpointEngine:
         kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
         self._mismatches = Mismatches(dict(on_mismatch or {}), strict, kinds)
         self._errors = SaveErrors(self._store.url, on_save_error, save_errors_max)
-        self._trust_pickle = trust_pickle
         self._guard = (lease_wait, take_over)
-        self._health_eval = health_eval
+        self._trust_pickle, self._health_eval = trust_pickle, health_eval
         self._scrub_s = period_of(scrub)
         self._scrubbing: Scrubbing | None = None
         self._blob_bytes, self._compress = blob_bytes, compress
-        self._metrics = Metrics(self.keep)
-        self._meter = Meter(self._clock, when)
+        self._metrics, self._meter = Metrics(self.keep), Meter(self._clock, when, grace_of(grace))
         measured, staging = (self._metrics, self._meter, self._errors), (allow_pickle, dict(exactness or {}), staging_bytes)
         self._saving = Saving(self.state, self._clock, *measured, writer, deadline_of(writer_deadline), *staging)
         self._background = self._saving.background
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
-        self._held = ExitStack()
-        self._ready = self._closed = False
-        self._last = Reading()
-        self._pid = os.getpid()
+        self._held, self._pid = ExitStack(), os.getpid()
+        self._last, self._ready, self._closed = Reading(), False, False
+        self._turn = threading.RLock()
+        """Held while a save is begun or its end is heard of: a flush may come from another thread. Never while one is written."""
         # An engine that is dropped without close() gives its root up, too. Not with the engine itself, but with what the thread
         # holds on to while it saves: with the lock given up before that, the next start would fence a save that was staged.
         self._finalizer = weakref.finalize(self._saving, _give_up, self._held, self._pid)
@@ -130,12 +134,16 @@ class CheckpointEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # On an exception nothing new is saved, since the state may be half a step old; what is staged already is flushed.
+        # On an exception the live state is not saved, since it may be half a step old; what is staged already is.
         if kind is None:
             self.close()
             return
         try:
-            self.close()
+            try:
+                if self._saving.keeps and self._pid == os.getpid():
+                    self.flush_staged("ended by an exception")
+            finally:
+                self.close()
         except MilepostError as failure:
             log.error("while another error was raised, the last save failed: %s", failure)
 
@@ -147,16 +155,9 @@ class CheckpointEngine:
         self._check_usable()
         if self._open is None:
             self._saving.prepare()
-            wait_s, take_over = self._guard
-            guard = self._store.guard(wait_s=wait_s, take_over=take_over)
-            # Pushed before it is entered, and nothing by half: after a Ctrl-C anywhere in here the root is free again, and not
-            # held by this process for as long as it lives.
-            self._held.push(guard)
-            self._held.push(guard)  # and twice: a Ctrl-C while the first is left loses that one
+            guard = self._store.guard(wait_s=self._guard[0], take_over=self._guard[1])
             try:
-                guard.__enter__()
-                if guard.forced:
-                    log.warning("claiming %s from a process that still holds it; that one can save no more", self._store.url)
+                hold(guard, self._held, self._store.url)
                 self._open = open_session(
                     self._store,
                     self._clock,
@@ -185,7 +186,7 @@ class CheckpointEngine:
 
         Its bytes are verified when they are loaded: if they turn out to be damaged, `resume` takes another, and says so.
         """
-        return self._resuming().peek(which)
+        return self._resuming(leaves=False).peek(which)
 
     def resume(self, which: Which = "latest", *, parts: Iterable[str] | None = None) -> Restored | None:
         """Bring the state back in place from the newest sound generation, or from ``which``; None if the run starts anew.
@@ -229,10 +230,14 @@ class CheckpointEngine:
         self._begin_from(adopted)
         return adopted
 
-    def _resuming(self) -> Resuming:
-        """Return what a resume works with, as the root is now; what `peek` has chosen is not chosen again."""
+    def _resuming(self, *, leaves: bool = True) -> Resuming:
+        """Return what a resume works with, as the root is now; what `peek` has chosen is not chosen again.
+
+        ``leaves``: the state goes back, and what is staged of it would be published on top of another past.
+        """
         session = self.claim()
-        self._saving.settle()
+        with self._turn:
+            self._saving.settle(keep=not leaves)
         head = session.chain.head.number if session.chain.head else 0
         if self._looked is None or self._looked[0] != head:
             claimed = self._claimed.claimed
@@ -248,34 +253,42 @@ class CheckpointEngine:
         self._saving.begin(restored, now_ns)
         if self._ready:
             self._saving.warm()
-        self._meter.begin(now_ns, self._claimed.session.events)
+        self._meter.begin(now_ns, self._claimed.session.events, resumed=isinstance(restored, Restored))
         counters = restored.counters if restored else {}
         self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
         self._metrics.begin(self._claimed.session.chain.line)
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; they go into the next generation. A new best makes the next safe point due."""
-        self._metrics.report(whole("step", step), metrics)
+        with self._turn:
+            self._metrics.report(whole("step", step), metrics)
 
     def save_if_due(self, step: int, *, episodes: int = 0, epochs: int = 0, counters: Mapping[str, int] | None = None) -> bool:
         """Save if a trigger is due at this safe point, and return whether a save was started.
 
-        While a save is in flight nothing is due: the trigger fires at the first safe point after it.
+        While a save is in flight nothing is due: the trigger fires at the first safe point after it. Where nothing is due, a
+        safe point may be kept staged (``grace``).
         """
         self.claim()
-        if not self._ready:
-            self._check_may_save()
-        now = self._read(step, episodes, epochs)
-        if self._background.busy:
-            return False
+        with self._turn:
+            if not self._ready:
+                self._check_may_save()
+            now = self._read(step, episodes, epochs)
+            if self._background.busy:
+                return False
+            reason = self._reason(now)
+            if reason is not None:
+                self._save(now, reason, counters)
+            elif self._meter.outlasts_grace:
+                self._check_may_save()
+                self._saving.wait()
+                self._saving.keep(self._claimed.session, now, counters)
+            return reason is not None
+
+    def _reason(self, now: Reading) -> str | None:
         damage = self._scrubbing.reason() if self._scrubbing else None
-        reason = (
-            damage or self._saving.owed() or self._metrics.new_best() or (self._when.due(self._last, now) if self._when else None)
-        )
-        if reason is None:
-            return False
-        self._save(now, reason, counters)
-        return True
+        due = self._when.due if self._when else lambda *_: None
+        return damage or self._saving.owed() or self._metrics.new_best() or due(self._last, now)
 
     def save(
         self,
@@ -293,7 +306,8 @@ class CheckpointEngine:
         or `close`.
         """
         self.claim()
-        self._save(self._read(step, episodes, epochs), reason, counters, complete=complete)
+        with self._turn:
+            self._save(self._read(step, episodes, epochs), reason, counters, complete=complete)
 
     def _read(self, step: int, episodes: int, epochs: int) -> Reading:
         step, now_ns = whole("step", step), self._clock.monotonic_ns()
@@ -302,7 +316,7 @@ class CheckpointEngine:
 
     def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
         self._check_may_save()
-        self.wait()
+        self._saving.wait()
         self._last = now
         if self._scrubbing:
             self._scrubbing.answered()
@@ -315,43 +329,61 @@ class CheckpointEngine:
 
     def wait(self) -> Summary | None:
         """Wait for the save in flight and return the newest generation of this run. Raises `SaveFailed` if it failed."""
-        self._saving.wait()
+        with self._turn:
+            self._saving.wait()
         return self._open.session.chain.head if self._open else None
+
+    def flush_staged(self, reason: str = "preempted") -> Summary | None:
+        """Publish the last safe point, if ``grace`` keeps it staged, and return the newest generation once that is durable.
+
+        It becomes a generation like any other, as of that safe point; training may go on, meanwhile and afterwards. A save in
+        flight is waited for first; a safe point that is saved already is not saved twice.
+
+        For any thread, in the middle of a rollout, too, but for a signal handler, which may interrupt this engine at work (kind
+        ``flush-within``). Raises `SaveFailed`, whatever ``on_save_error`` says; what is staged stays so, for another try.
+        """
+        self._check_pid()
+        if self._turn._is_owned():  # type: ignore[attr-defined]
+            raise misuse.flush_within(self._store.url)
+        if self._open is None:
+            return None
+        self._background.join()  # here and not within: training that gets to a safe point meanwhile goes on
+        with self._turn:
+            self._saving.wait()
+            flushed = self._saving.flush(self._open.session, reason)
+            self._last = flushed.now if flushed else self._last
+        self._background.join()
+        with self._turn:
+            self._saving.landed(flushed)
+        return self._open.session.chain.head
 
     def close(self) -> None:
         """Wait for the save in flight, give up the run root, and free the arena. A second call does nothing."""
-        if self._pid == os.getpid():
-            self._background.settle()  # interrupted here, it is not closed: the lock outlives the save that is still written
-        try:
-            if not self._closed:
-                self._closed = True
-                self._saving.surface()
-        finally:
-            self._saving.close()
-            _give_up(self._held, self._pid)  # again, if that was interrupted: what is given up already is not there any more
-            self._finalizer.detach()
+        with self._turn if self._pid == os.getpid() else ExitStack():  # a child may have been forked while another thread held it
+            if self._pid == os.getpid():
+                self._background.settle()  # interrupted here, it is not closed: the lock outlives the save that is still written
+            try:
+                if not self._closed:
+                    self._closed = True
+                    self._saving.surface()
+            finally:
+                self._saving.close()
+                _give_up(self._held, self._pid)  # again, if interrupted: what is given up already is not there any more
+                self._finalizer.detach()
 
     def _check_may_save(self) -> None:
         self._errors.check()
         if not self._ready:
-            raise UsageError(
-                "this run has generations, and they were not resumed; saving now would go on from somewhere else",
-                kind="not-resumed",
-                hint='call engine.resume() first, or engine.resume(which="never") to start anew',
-                root=self._store.url,
-            )
+            raise misuse.not_resumed(self._store.url)
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise UsageError("this engine is closed", kind="closed", hint="construct a new one", root=self._store.url)
+            raise misuse.closed(self._store.url)
+        self._check_pid()
+
+    def _check_pid(self) -> None:
         if self._pid != os.getpid():
-            raise UsageError(
-                "this engine was made in the parent process; a forked child may not save",
-                kind="forked",
-                hint="save in the process that constructed the engine",
-                root=self._store.url,
-                made_by_pid=self._pid,
-            )
+            raise misuse.forked(self._store.url, self._pid)
 
     @property
     def _claimed(self) -> Opened:

@@ -54,11 +54,17 @@ class Metrics:
         """Return why a save is due: a new best that no generation carries yet; else None."""
         return f"new best {self._keep.by}" if self._new_best else None
 
-    def take(self) -> dict[str, Metric]:
-        """Hand over what is pending to a save."""
-        taken, self._pending = self._pending, {}
-        self._new_best = self._holds_best = False
-        return taken
+    def pending(self) -> dict[str, Metric]:
+        """Return what the next generation would carry; it stays pending."""
+        return dict(self._pending)
+
+    def hand_over(self, noted: Mapping[str, Metric]) -> None:
+        """Let a generation carry what was `pending` once; what was reported since then belongs to the next."""
+        for name, metric in noted.items():
+            if self._pending.get(name) is metric:
+                del self._pending[name]
+                if name == self._keep.by:
+                    self._new_best = self._holds_best = False
 
     def give_back(self, taken: Mapping[str, Metric]) -> None:
         """Take back what a failed save did not store; what was reported meanwhile is newer, but no better than the best.

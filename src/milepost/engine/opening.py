@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,17 @@ class Opened:
     claimed: Claim
     traces: Traces
     """What the writer before left of itself."""
+
+
+def hold(guard: Guard, held: ExitStack, url: str) -> None:
+    """Enter the guard of a root, which ``held`` then leaves. Where this fails the caller closes ``held``."""
+    # Pushed before it is entered, and nothing by half: after a Ctrl-C anywhere in here the root is free again, and not
+    # held by this process for as long as it lives.
+    held.push(guard)
+    held.push(guard)  # and twice: a Ctrl-C while the first is left loses that one
+    guard.__enter__()
+    if guard.forced:
+        log.warning("claiming %s from a process that still holds it; that one can save no more", url)
 
 
 def open_session(

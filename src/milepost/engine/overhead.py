@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from milepost.clock import Clock
-from milepost.engine.events import Events
+from milepost.engine.events import Events, milliseconds
 from milepost.lifecycle.budget import FIRST_S, Choice, Overhead, budget_in
 from milepost.lifecycle.costs import Costs, History, SaveCost, middle
+from milepost.lifecycle.grace import Grace
 from milepost.lifecycle.triggers import Trigger
 
 log = logging.getLogger("milepost")
@@ -25,7 +26,7 @@ _NEVER = 1 << 63
 class Flight:
     """Be one save, from its safe point to its end. The writer's thread is within it; the trainer's looks at it from outside."""
 
-    def __init__(self, clock: Clock, events: Events | None, news: list[dict[str, object]], began_ns: int) -> None:
+    def __init__(self, clock: Clock, events: Events | None, news: list[_News], began_ns: int, *, flush: bool = False) -> None:
         self._clock = clock
         self._events = events
         self._news = news
@@ -33,16 +34,23 @@ class Flight:
         """``freed_ns``: when training went on."""
         self.ended_ns: int | None = None
         self.ok = False
+        self.is_flush = flush
+        """It was staged at an earlier safe point, and says little of what the next save will take."""
 
     def __enter__(self) -> None:
         # Told here and not where it was found: a training thread touches no disk, which may hang.
-        for facts in self._news:
+        for event, facts in self._news:
             if self._events is not None:
-                self._events.write("budget", **facts)
+                self._events.write(event, **facts)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.ok = kind is None
         self.ended_ns = self._clock.monotonic_ns()
+
+
+class _News(NamedTuple):
+    event: str
+    facts: dict[str, object]
 
 
 class _Told(NamedTuple):
@@ -53,12 +61,13 @@ class _Told(NamedTuple):
 class Meter:
     """Measure saves, learn from them, and tell what a budget makes of it. Used by the thread that trains."""
 
-    def __init__(self, clock: Clock, when: Trigger | None) -> None:
+    def __init__(self, clock: Clock, when: Trigger | None, grace: Grace | None = None) -> None:
+        self.grace = grace
         self._clock = clock
         self._budget = budget_in(when)
         self._history = History()
         self._events: Events | None = None
-        self._news: list[dict[str, object]] = []
+        self._news: list[_News] = []
         self._told = _Told(0.0, frozenset())
         self._flight: Flight | None = None
         self._step = 0
@@ -74,9 +83,18 @@ class Meter:
         """Nanoseconds a step, of the last stretches without a save."""
         self._stretch_ns = round(FIRST_S * 1e9 / _STRETCHES / 2)
         self._saves = self._failed = self._stall_ns = self._background_ns = 0
+        self._stagings = self._staged_bytes = self._staging_ns = 0
+        self._staged_now_ns = 0
+        """What staging took at the last safe point."""
+        self._told_staged = (0, 0, 0)
+        self._resumed_ns: int | None = None
 
-    def begin(self, now_ns: int, events: Events) -> None:
-        """Count from here: the state is new, or was loaded. What a save costs in this process stays known."""
+    def begin(self, now_ns: int, events: Events, *, resumed: bool = False) -> None:
+        """Count from here: the state is new, or was loaded. What a save costs in this process stays known.
+
+        ``resumed``: it was loaded at a safe point, and training goes on from that to the next one.
+        """
+        self._resumed_ns = now_ns if resumed else None
         if self._flight is not None:
             self._settle(now_ns)
         if self._left_ns is None and not self._saves:
@@ -89,6 +107,8 @@ class Meter:
         """Note a safe point, and return what is known by now."""
         if self._left_ns is not None:
             self._pass(step - self._step, self._left_ns, now_ns)
+        if self.grace is not None:
+            self._look_at_grace(self.grace, now_ns)
         self._step, self._left_ns = step, now_ns
         if self._flight is not None and not busy:
             self._settle(now_ns)
@@ -97,11 +117,36 @@ class Meter:
             self._tell(self._history.note_at_risk((now_ns - self._durable_ns) / 1e9))
         return self._history.costs
 
-    def save(self, began_ns: int) -> Flight:
-        """Note that a save is about to start, which began at this safe point. None is in flight any more."""
+    @property
+    def outlasts_grace(self) -> bool:
+        """Return whether the next safe point usually comes too late for a grace period, if there is one to keep."""
+        return self.grace is not None and self.grace.outlasted
+
+    def staged(self, began_ns: int, size_bytes: int) -> None:
+        """Note that this safe point was staged and not saved, and that training goes on."""
+        now_ns = self._left_ns = self._clock.monotonic_ns()
+        self._staged_now_ns = now_ns - began_ns
+        self._stagings += 1
+        self._staged_bytes += size_bytes
+        self._staging_ns += self._staged_now_ns
+        if self._stagings == 1 and self.grace is not None:
+            log.info(
+                "safe points come further apart than the grace period of %g s: from now on each is kept staged; "
+                "this one took %.1f ms for %d bytes",
+                self.grace.grace_s,
+                self._staged_now_ns / 1e6,
+                size_bytes,
+            )
+
+    def save(self, began_ns: int, *, flush: bool = False) -> Flight:
+        """Note that a save is about to start, which began at this safe point. None is in flight any more.
+
+        ``flush``: the safe point is an earlier one, and training is on its way to the next, or waits.
+        """
         if self._flight is not None:
             self._settle(self._clock.monotonic_ns())
-        self._flight = Flight(self._clock, self._events, self._news, began_ns)
+        self._tell_staged()
+        self._flight = Flight(self._clock, self._events, self._news, began_ns, flush=flush)
         self._news = []
         return self._flight
 
@@ -113,7 +158,7 @@ class Meter:
     def overhead(self) -> Overhead:
         """Return what was measured so far."""
         stall_ns = self._stall_ns + (self._flight.freed_ns - self._flight.began_ns if self._flight else 0)
-        spent_ns = stall_ns + max(0, self._background_ns)
+        spent_ns = stall_ns + max(0, self._background_ns) + self._staging_ns
         costs = self._history.costs
         return Overhead(
             saves=self._saves,
@@ -123,7 +168,32 @@ class Meter:
             background_s=max(0, self._background_ns) / 1e9,
             costs=costs,
             choice=self._budget.choose(costs) if self._budget else None,
+            stagings=self._stagings,
+            staged_bytes=self._staged_bytes,
+            staging_s=self._staging_ns / 1e9,
         )
+
+    def _look_at_grace(self, grace: Grace, now_ns: int) -> None:
+        """Learn how far apart safe points come, and which part of the time in between it took to stage the last one."""
+        left_ns, self._resumed_ns = self._left_ns or self._resumed_ns, None
+        if left_ns is None:
+            return
+        grace.note((now_ns - left_ns) / 1e9)
+        if self._stagings:
+            self._history.note_staging(self._staged_now_ns / 1e9, (now_ns - left_ns) / 1e9)
+            self._staged_now_ns = 0
+
+    def _tell_staged(self) -> None:
+        """Tell with a save what was staged since the save before, if anything was."""
+        before, now = self._told_staged, (self._stagings, self._staged_bytes, self._staging_ns)
+        self._told_staged = now
+        stagings, staged_bytes, staging_ns = (later - earlier for earlier, later in zip(before, now, strict=True))
+        if stagings:
+            share = f"{self._history.costs.staging_share:.5f}"
+            took = milliseconds({"staging": staging_ns})
+            self._news.append(
+                _News("staged", {"stagings": stagings, "bytes": staged_bytes, "milliseconds": took, "share": share})
+            )
 
     def _pass(self, steps: int, left_ns: int, now_ns: int) -> None:
         """Note the training between two safe points."""
@@ -148,6 +218,11 @@ class Meter:
         flight, self._flight = self._flight, None
         assert flight is not None
         ended_ns = now_ns if flight.ended_ns is None else flight.ended_ns
+        self._saves += 1
+        self._failed += not flight.ok
+        if flight.is_flush:
+            self._settle_flush(flight)
+            return
         stall_ns = flight.freed_ns - flight.began_ns
         in_background_ns = max(0, ended_ns - flight.freed_ns)
         background_ns = self._slowed_ns(in_background_ns)
@@ -162,14 +237,18 @@ class Meter:
             ok=flight.ok,
         )
         self._stretch_ns = max(in_background_ns // 4, (flight.began_ns - self._saved_ns) // (2 * _STRETCHES), 1_000_000)
-        self._saves += 1
-        self._failed += not flight.ok
         self._stall_ns += stall_ns
         self._background_ns += background_ns
         self._saved_ns, self._gap_ns, self._beside = flight.began_ns, 0, [0, 0]
         if flight.ok:
             self._made_durable(flight.began_ns)
         self._tell(self._history.add(cost))
+
+    def _settle_flush(self, flight: Flight) -> None:
+        """Note what is durable by now. Training may have stood still for it, or not: nothing is learned of the next save."""
+        self._saved_ns, self._beside = flight.began_ns, [0, 0]
+        if flight.ok:
+            self._made_durable(flight.began_ns)
 
     def _slowed_ns(self, most_ns: int) -> int:
         """Return how much longer the training beside a save took than its steps take else.
@@ -198,7 +277,7 @@ class Meter:
             return
         self._told = _Told(choice.interval_s, exceeded)
         overhead = self.overhead()
-        self._news.append(_facts(self._step, choice, overhead, exceeded))
+        self._news.append(_News("budget", _facts(self._step, choice, overhead, exceeded)))
         if exceeded - before.exceeded:
             log.warning("the save budget cannot hold (%s): %s", ", ".join(sorted(exceeded)), _story(choice, costs))
         else:
@@ -228,8 +307,9 @@ def _facts(step: int, choice: Choice, overhead: Overhead, exceeded: frozenset[st
         "surplus_s": costs.surplus_s,
         "duration_s": costs.duration_s,
         "gap_s": costs.gap_s,
+        "staging_s": overhead.staging_s,
     }
-    ratios = {"expected_overhead": choice.overhead, "overhead": overhead.ratio}
+    ratios = {"staging_share": costs.staging_share, "expected_overhead": choice.overhead, "overhead": overhead.ratio}
     head: dict[str, object] = {"step": step, "bound": choice.bound, "exceeded": sorted(exceeded), "saves": overhead.saves}
     return head | {name: f"{value:.3f}" for name, value in seconds.items()} | {name: f"{x:.5f}" for name, x in ratios.items()}
 

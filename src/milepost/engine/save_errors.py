@@ -36,14 +36,18 @@ class SaveErrors:
         if self._policy == "warn" and self._left > 0:
             log.warning("a save failed, training goes on (%d more may fail): %s", self._left, failure)
             return
-        raise SaveFailed(
+        raise self.failed(failure) from failure
+
+    def failed(self, failure: BaseException) -> SaveFailed:
+        """Return what a user is told of a save that died of ``failure``."""
+        return SaveFailed(
             "a save failed; what was published before is unharmed",
             kind=getattr(failure, "kind", "save-failed"),
             hint=getattr(failure, "hint", "") or 'on_save_error="warn" trains on through failed saves',
             root=self._root,
             cause=getattr(failure, "message", repr(failure)),
             **{name: value for name, value in getattr(failure, "facts", {}).items() if name not in ("root", "cause")},
-        ) from failure
+        )
 
     def half_loaded(self, error: BaseException) -> None:
         """Refuse saves, since a resume was broken off in the middle of the live objects."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 
 from milepost.clock import Clock
 from milepost.engine.arena import Arena
-from milepost.engine.background import Background
+from milepost.engine.background import Background, Job
 from milepost.engine.capture import Staged, capacity, capture, lay_out
 from milepost.engine.ferry import Ferry
+from milepost.engine.kept import Kept
 from milepost.engine.metrics import Metrics
 from milepost.engine.overhead import Flight, Meter
 from milepost.engine.process_writer import ProcessWriter
@@ -19,8 +21,9 @@ from milepost.engine.save_errors import SaveErrors
 from milepost.engine.session import Order, Session
 from milepost.engine.settings import WriterKind, whole
 from milepost.engine.shared_arena import SharedArena
+from milepost.errors import StoreError
 from milepost.lifecycle.triggers import Reading
-from milepost.records import Exactness, Metric, Restored, Summary
+from milepost.records import Exactness, Manifest, Metric, Restored, Summary
 from milepost.state.protocol import Reporting
 from milepost.state.tree import flatten, no_collection
 from milepost.store.base import Guard
@@ -29,7 +32,7 @@ log = logging.getLogger("milepost")
 
 
 class Saving:
-    """Save one at a time, and say afterwards what became of it. Used by the thread that trains."""
+    """Save one at a time, and say afterwards what became of it. Used by one thread at a time: the engine sees to it."""
 
     def __init__(
         self,
@@ -56,6 +59,9 @@ class Saving:
         self._staging_bytes = staging_bytes
         self._told_of_waves = self._told_of_bound = False
         self._owed = False
+        self._kept: Kept | None = None
+        """The last safe point, if it is staged for a grace period: its bytes lie in the arena, until another copy."""
+        self._too_large = self._never_fits = self._told_of_size = False
         self._cold_bytes = 0
         self._arena = SharedArena() if writer == "process" else Arena()
         self._deadline_s = deadline_s
@@ -71,6 +77,9 @@ class Saving:
             room = lay_out(flat, self._staging_bytes)
         self._arena.reserve(capacity(room, self._staging_bytes))
         self._cold_bytes = room.size_bytes
+        self._never_fits = self._meter.grace is not None and len(room.waves) > 1 and not room.logs
+        if self._never_fits:
+            self._refuse_to_keep()
         self.exactness_now()
 
     def warm(self) -> None:
@@ -96,36 +105,105 @@ class Saving:
         self, session: Session, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True
     ) -> None:
         """Copy the state and hand it to the writer; none is in flight. What goes wrong later is for `surface` to tell."""
-        counted = {name: whole(name, count) for name, count in (counters or {}).items()}
-        if self._process is not None:
-            self.background.settle()  # what is posted says where the chain stands, and that moves until the last save is over
-        staged = capture(
-            self.state, self._arena, allow_pickle=self._allow_pickle, have=session.have, staging_bytes=self._staging_bytes
-        )
-        self._owed = False
+        counted = _counted(now, counters)
+        self._settle_chain()
+        staged = self._stage(session)
+        self._owed = self._too_large = False
         self._tell(staged)
-        noted = self._metrics.take()
-        elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
-        progress = {"episodes": now.episodes, "epochs": now.epochs} | counted
-        order = Order(now.step, reason, elapsed_s, progress, noted, complete, self.exactness_now())
-        self._in_flight = noted
+        order = self._order(now, reason, counted, complete)
+        self._metrics.hand_over(order.metrics)
         flight = self._meter.save(now.monotonic_ns)
-        if self._process is not None:
-            self._process.post(staged, order)
         if staged.wave_count > 1 and not self._inline:
+            self._post(staged, order)
             self._write_in_waves(session, staged, order, flight)
         else:
-            self.background.start(lambda: self._write(session, staged, order, flight), lambda: self._clear_up(session))
+            self._hand_over(session, staged, order, flight)
         self._meter.released()
         if self._inline:
             self.surface()
 
-    def _write(self, session: Session, staged: Staged, order: Order, flight: Flight) -> None:
+    def keep(self, session: Session, now: Reading, counters: Mapping[str, int] | None) -> None:
+        """Copy the state as `save` does, and write nothing: `flush` may do that, until the next copy. None is in flight."""
+        if self._too_large or self._never_fits:
+            return
+        counted = _counted(now, counters)
+        staged = self._stage(session)
+        if staged.wave_count > 1:
+            # Of what comes in waves only the first could be kept. Logs may be too large now, and not after the next save.
+            self._too_large = True
+            self._refuse_to_keep()
+            for entry in staged.logs:
+                entry.mark.drop()
+            return
+        self._kept = Kept(staged, self._order(now, "", counted, complete=True), now)
+        self._meter.staged(now.monotonic_ns, staged.size_bytes)
+
+    @property
+    def keeps(self) -> bool:
+        """Return whether a safe point is staged that no generation holds."""
+        return self._kept is not None and not self._kept.published
+
+    def flush(self, session: Session, reason: str) -> Kept | None:
+        """Hand what `keep` has staged to the writer; None if it is published already, or there is none. None is in flight.
+
+        Reads no live state. Of what becomes of it, `landed` tells.
+        """
+        kept = self._kept
+        if kept is None or kept.published:
+            return None
+        self._errors.check()
+        self._settle_chain()
+        order = dataclasses.replace(kept.order, reason=reason)
+        self._tell(kept.staged)
+        self._metrics.hand_over(order.metrics)
+        kept.failure = None
+        kept.job = self._hand_over(session, kept.staged, order, self._meter.save(kept.now.monotonic_ns, flush=True))
+        return kept
+
+    def landed(self, kept: Kept | None) -> None:
+        """Raise what a flush that is over died of, whatever policy there is for saves: who flushes is about to end."""
+        if kept is None:
+            return
+        if not self.background.busy:  # else a later save is, and who began that has surfaced this one
+            self.surface()
+        if not kept.published:
+            failure = kept.failure or StoreError("it was broken off", kind="broken-off", retryable=True)
+            raise self._errors.failed(failure) from failure
+
+    def drop(self) -> None:
+        """Keep nothing staged any more: the arena is wanted for another copy, or the state goes back to another past."""
+        kept, self._kept = self._kept, None
+        if kept is not None and not kept.published:
+            # Nothing else is to be undone: logs are told of commits only, and the changes since the last one stay noted ▲.
+            for entry in kept.staged.logs:
+                entry.mark.drop()
+
+    def _stage(self, session: Session) -> Staged:
+        self.drop()
+        return capture(
+            self.state, self._arena, allow_pickle=self._allow_pickle, have=session.have, staging_bytes=self._staging_bytes
+        )
+
+    def _order(self, now: Reading, reason: str, counted: dict[str, int], complete: bool) -> Order:
+        elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
+        return Order(now.step, reason, elapsed_s, counted, self._metrics.pending(), complete, self.exactness_now())
+
+    def _settle_chain(self) -> None:
+        if self._process is not None:
+            self.background.settle()  # what is posted says where the chain stands, and that moves until the last save is over
+
+    def _post(self, staged: Staged, order: Order) -> None:
+        self._in_flight = order.metrics
+        if self._process is not None:
+            self._process.post(staged, order)
+
+    def _hand_over(self, session: Session, staged: Staged, order: Order, flight: Flight) -> Job:
+        self._post(staged, order)
+        return self.background.start(lambda: self._write(session, staged, order, flight), lambda: self._clear_up(session))
+
+    def _write(self, session: Session, staged: Staged, order: Order, flight: Flight) -> Manifest:
         with flight:
-            if self._process is not None:
-                self._process.finish()
-            else:
-                write_with_relief(session, staged, order)
+            return self._process.finish() if self._process is not None else write_with_relief(session, staged, order)
 
     def _write_in_waves(self, session: Session, staged: Staged, order: Order, flight: Flight) -> None:
         """Have the state written while training waits, until the last wave of it is copied."""
@@ -159,6 +237,14 @@ class Saving:
             self._told_of_bound = True
             log.warning("an array is larger than staging_bytes=%d: %d bytes are staged at once", most, staged.wave_bytes)
 
+    def _refuse_to_keep(self) -> None:
+        if not self._told_of_size:
+            self._told_of_size = True
+            log.warning(
+                "the state is larger than what is staged at once: no safe point can be kept staged, and with grace= a preemption "
+                "waits for the next one all the same; a larger staging_bytes= takes memory instead"
+            )
+
     def owed(self) -> str | None:
         """Return why the next safe point should save: the last one relied on what the disk has lost."""
         failed = self.background.failure
@@ -191,10 +277,12 @@ class Saving:
             self._process.join()
         self.surface()
 
-    def settle(self) -> None:
-        """Wait until nothing of any save is under way: the session is nobody else's then."""
+    def settle(self, *, keep: bool = False) -> None:
+        """Wait until nothing of any save is under way, and the session is nobody else's. Drop what is staged, or ``keep`` it."""
         self.wait()
         self.background.settle()
+        if not keep:
+            self.drop()
 
     def surface(self) -> None:
         """Raise what the last save died of, or warn, as the user chose. A fenced writer always raises, and for good."""
@@ -205,11 +293,21 @@ class Saving:
         if failure is not None:
             self._owed = getattr(failure, "kind", "") == "blobs-gone"
             self._metrics.give_back(noted)
+            if self._kept is not None:
+                self._kept.failure = failure
+            if self._owed:
+                self.drop()  # it relies on what is gone
         self._errors.judge(failure)
 
     def close(self) -> None:
         """End the thread and free the arena; nothing is under way any more. May be called again."""
+        self._kept = None
         self.background.close()
         self._arena.close()
         if isinstance(self._arena, SharedArena):
             self._arena.give_back()
+
+
+def _counted(now: Reading, counters: Mapping[str, int] | None) -> dict[str, int]:
+    counted = {name: whole(name, count) for name, count in (counters or {}).items()}
+    return {"episodes": now.episodes, "epochs": now.epochs} | counted

@@ -39,7 +39,9 @@ class Choice:
     loss_s: float
     """The time of progress that may be expected to be lost at the worst moment."""
     strain: float = 0.0
-    """The interval that the overhead asks for as a part of the one that ``max_loss`` allows: above 1 both cannot hold."""
+    """The interval that the overhead asks for as a part of the one that ``max_loss`` allows, or staging for a grace period as
+    a part of the half of the overhead that it may take: above 1 not all of it can hold.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +66,29 @@ class Budget:
         cost_s = costs.cost_s
         training_s = max(period_s - cost_s, costs.gap_s)
         overhead = cost_s / training_s if training_s > 0 else math.inf if cost_s > 0 else 0.0
-        strain = self._earned_s(cost_s) / max(self._tolerable(costs), costs.duration_s, 1e-9)
-        return Choice(interval_s, bound, overhead, period_s + costs.gap_s + costs.duration_s, strain)
+        strain = self._earned_s(costs) / max(self._tolerable(costs), costs.duration_s, 1e-9)
+        strain = max(strain, costs.staging_share / (self.max_overhead / 2))
+        return Choice(interval_s, bound, overhead + costs.staging_share, period_s + costs.gap_s + costs.duration_s, strain)
 
     def _interval(self, costs: Costs) -> tuple[float, Bound]:
         least_s, bound = self._affordable(costs)
         most_s = self._tolerable(costs)
         return (most_s, "max_loss") if most_s < least_s and bound != "first" else (min(least_s, most_s), bound)
 
-    def _earned_s(self, cost_s: float) -> float:
-        """Return the interval in which a save is paid for. What it takes is no training time: it is longer by that."""
-        return cost_s / self.max_overhead + cost_s
+    def _earned_s(self, costs: Costs) -> float:
+        """Return the interval in which a save is paid for. What it takes is no training time: it is longer by that.
+
+        What staging for a grace period takes is not there for saves, but half of the overhead is, whatever that takes.
+        """
+        left = max(self.max_overhead - costs.staging_share, self.max_overhead / 2)
+        return costs.cost_s / left + costs.cost_s
 
     def _affordable(self, costs: Costs) -> tuple[float, Bound]:
         """Return the shortest interval that costs no more than wanted."""
         if not costs.saves:
             return FIRST_S, "first"
         cost_s = costs.cost_s
-        bounds: list[tuple[float, Bound]] = [(LEAST_S, "least"), (self._earned_s(cost_s), "max_overhead")]
+        bounds: list[tuple[float, Bound]] = [(LEAST_S, "least"), (self._earned_s(costs), "max_overhead")]
         if self.mtbf_s is not None:
             bounds.append((young_daly(cost_s, self.mtbf_s), "mtbf"))
         longest = max(bounds)
@@ -129,17 +136,23 @@ class Overhead:
     """What a save may be expected to take."""
     choice: Choice | None = None
     """What the budget makes of it; None without a budget."""
+    stagings: int = 0
+    """How many safe points were staged and not saved, for a grace period."""
+    staged_bytes: int = 0
+    staging_s: float = 0.0
 
     @property
     def ratio(self) -> float:
         """Return the part of training time that saving took."""
-        return (self.stall_s + self.background_s) / self.training_s if self.training_s > 0 else 0.0
+        return (self.stall_s + self.background_s + self.staging_s) / self.training_s if self.training_s > 0 else 0.0
 
     def __str__(self) -> str:
         text = (
             f"saving took {self.ratio:.2%} of {self.training_s:.0f} s: {self.saves} saves ({self.failed} failed), "
             f"stall {self.stall_s:.2f} s, background {self.background_s:.2f} s"
         )
+        if self.stagings:
+            text += f", staging {self.staging_s:.2f} s ({self.stagings} safe points)"
         return f"{text}; next after {self.choice.interval_s:.1f} s ({self.choice.bound})" if self.choice else text
 
 

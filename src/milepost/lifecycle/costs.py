@@ -61,6 +61,8 @@ class Costs:
     slowest_s: float = 0.0
     gap_s: float = 0.0
     at_risk_s: float = 0.0
+    staging_share: float = 0.0
+    """The part of training time that it takes to keep safe points staged, where a grace period asks for it."""
 
     @property
     def cost_s(self) -> float:
@@ -86,6 +88,8 @@ class History:
         self._slow: deque[float] = deque(maxlen=LONGER)
         self._gaps: deque[float] = deque(maxlen=RECENT)
         self._risks: deque[float] = deque(maxlen=LONGER)
+        self._staged: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        """What was spent on staging at a safe point, and the training after it."""
         self.costs = NOTHING
 
     def add(self, cost: SaveCost) -> Costs:
@@ -118,6 +122,7 @@ class History:
             slowest_s=max(self._slow, default=0.0),
             gap_s=median(self._gaps),
             at_risk_s=max(self._risks),
+            staging_share=before.staging_share,
         )
         return self.costs
 
@@ -125,6 +130,13 @@ class History:
         """Return which part of the time beside a save is lost to training."""
         beside_s = sum(beside_s for _, beside_s in self._slowing)
         return max(0.0, sum(lost_s for lost_s, _ in self._slowing) / beside_s) if beside_s > 0 else 0.0
+
+    def note_staging(self, staging_s: float, gap_s: float) -> None:
+        """Learn what a safe point took that was staged and not saved, or 0, and how long training went on after it."""
+        self._staged.append((staging_s, gap_s))
+        trained_s = sum(gap_s for _, gap_s in self._staged)
+        share = sum(staging_s for staging_s, _ in self._staged) / trained_s if trained_s > 0 else 0.0
+        self.costs = replace(self.costs, staging_share=share)
 
     def note_at_risk(self, at_risk_s: float) -> Costs:
         """Learn, while a save is still in flight, how much is at risk already."""

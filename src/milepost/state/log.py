@@ -137,6 +137,10 @@ class Log:
         self._doubt = "" if tell else self._doubt
         return made
 
+    def unmark(self, doubt: str) -> None:
+        """Note that what was staged under a mark is written by nobody: its doubt is told with the next. Else as a failed save."""
+        self._doubt = self._doubt or doubt
+
     def settle(self, known: Known) -> None:
         """Note a commit. Called from any thread: one assignment, looked at by the next `known`."""
         self._settled = known
@@ -163,6 +167,10 @@ class LogMark:
         """
         node = self.node if tree is None else nth_log(tree, self.ordinal)
         self.log.settle(known_of(node, records, self.era, self.tick))
+
+    def drop(self) -> None:
+        """Tell the log that what was staged will not be written. Its rows are as unsaved as before. For the training thread."""
+        self.log.unmark(self.doubt)
 
 
 def known_of(node: Node, records: Sequence[LeafRecord], era: int, tick: int) -> Known:

@@ -95,6 +95,14 @@ class Checkpointing(BaseCallback):
         self._watched = False
         """The boundary is told by the model itself, not by `_on_rollout_start`."""
 
+    def flush_staged(self, reason: str = "preempted") -> Summary | None:
+        """Publish the start of this rollout, if ``grace=`` keeps it staged: see `CheckpointEngine.flush_staged`. For any thread.
+
+        Returns None, too, where no ``learn()`` runs.
+        """
+        engine = self._engine  # once: `learn()` may end meanwhile
+        return engine.flush_staged(reason) if engine is not None else None
+
     def _on_training_start(self) -> None:
         root = self.locals["callback"]
         tree.move_to_front(root, self)

@@ -232,10 +232,11 @@ def _env_differences(subject: Subject, saved: Any) -> list[Difference]:
 
 def _extra(subject: Subject, recorder: Recorder) -> Any:
     model = subject.model
+    learned = about.learned(model)
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
-        "modules": {name: _changed(module) for name, module in model.policy.named_modules()},
+        "modules": {name: _changed(module, learned) for name, module in model.policy.named_modules()},
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
         "lists": {path: _callback(subject, path, callback, recorder) for path, callback in tree.lists(subject.root)},
@@ -276,9 +277,10 @@ def _matrices(owner: StateDependentNoiseDistribution) -> dict[str, torch.Tensor]
     return {name: vars(owner)[name].detach() for name in names if name in vars(owner)}
 
 
-def _changed(module: nn.Module) -> dict[str, Any]:
+def _changed(module: nn.Module, learned: set[int]) -> dict[str, Any]:
     """Return the plain attributes of a module of the policy that training has changed: a custom extractor's own counters."""
-    return about.settings(module, frozenset(vars(module)) - _MODULE_OWN)
+    others = _MODULE_OWN | about.held_elsewhere(module, learned)  # its optimizer is a component of its own
+    return about.settings(module, frozenset(vars(module)) - others)
 
 
 def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
