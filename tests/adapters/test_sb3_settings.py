@@ -12,6 +12,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from milepost import every
 from milepost.adapters.sb3 import Checkpointing
+from milepost.publish import layout
+from milepost.publish.manifest import decode_manifest
+from milepost.publish.view import read
 from milepost.store.memory import MemoryStore
 from tests.adapters.sb3_callbacks import Counting
 from tests.adapters.sb3_runs import KILLED, KillAt, env_of, in_child, off_policy, pieces, ppo_model
@@ -76,3 +79,16 @@ def test_a_script_that_gives_another_setting_wins_where_training_changed_none() 
     model = ppo_model(1, Path(), vf_coef=0.25, gamma=0.9)
     model.learn(128, callback=Checkpointing(store, when=every(steps=64), writer="inline"))
     assert (model.vf_coef, model.rollout_buffer.gamma) == (0.25, 0.9)
+
+
+def test_what_has_a_component_of_its_own_is_saved_once() -> None:
+    # A policy holds its optimizer as an attribute, and a callback may hold the policy.
+    store = MemoryStore()
+    model = off_policy(DQN, 1, env_of("CartPole-v1"))
+    holding = Counting()
+    vars(holding).update(net=model.q_net, optimizer=model.policy.optimizer, nets=[model.q_net, model.q_net_target])
+    model.learn(80, callback=[Checkpointing(store, when=every(steps=40), writer="inline"), holding])
+    number = max(read(store).live)
+    manifest = decode_manifest(store.read(layout.manifest(number)), layout.manifest(number))
+    beside = [leaf for name in ("extra", "counters") for leaf in manifest.component(name).leaves]  # type: ignore[union-attr]
+    assert sum(leaf.size_bytes for leaf in beside) < 2_000, [leaf.path for leaf in beside]
