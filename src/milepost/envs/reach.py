@@ -71,8 +71,11 @@ class Messenger:
         if outermost is None:
             hint = "let the env factory end with milepost.envs.Reachable(env)"
             raise UsageError("the env of this worker process is not reached", kind="unreached", hint=hint)
+        # Nobody is to find it there, and what it carries may be large.
         for layer in _layers(outermost):
             vars(layer).pop(NAME, None)
+        if self.holder is not None:
+            self.holder.milepost_messenger = None
         return Place(outermost, frame)
 
     def _is_on(self, env: Any) -> bool:
