@@ -36,6 +36,8 @@ _PLAIN_MODULES = (
     "stable_baselines3.common.vec_env.",
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.envs.",
+    "sb3_contrib.common.wrappers.",
+    "sb3_contrib.common.envs.",
 )
 _NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
