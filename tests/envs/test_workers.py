@@ -21,6 +21,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from milepost import CheckpointEngine, envs
+from milepost.envs import lines
 from milepost.errors import MismatchError, ServiceError, UsageError
 from tests.adapters.sb3_runs import in_child
 from tests.envs.test_capture import text
@@ -302,6 +303,25 @@ def test_a_worker_that_dies_while_it_is_asked_is_named_too(build: Any) -> None:
         envs.capture(venv)
     assert (caught.value.facts["index"], caught.value.facts["exit_code"]) == (2, -9)
     stop(venv)
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2])
+def test_a_ctrl_c_while_workers_answer_leaves_no_answer_for_the_next_step(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = lines.wait, iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 3 + heard:  # after the three that say the attribute is set
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with closed(SubprocVecEnv([Calm] * 3, start_method="fork")) as venv:
+        venv.reset()
+        monkeypatch.setattr(lines, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.capture(venv)
+        observations, _, _, _ = venv.step([1, 0, 1])
+        assert list(observations) == [1, 0, 1]
+        assert envs.capture(venv).left_out == ()
 
 
 def stop(venv: Any) -> None:

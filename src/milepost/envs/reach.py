@@ -145,7 +145,11 @@ def _loop(place: Place, recorder: Recorder) -> dict[str, Any]:
         return {}
     if "autoreset" in remembered:
         remembered["autoreset"] = remembered["autoreset"] or place.gate.owes_reset
+    known = len(recorder.left_out)
     found = {name: recorder.value(value, f"worker.{name}") for name, value in remembered.items()}
+    if "reset_info" in remembered:
+        # Infos of a reset may hold anything, and few ever look at them: as with a vector env of this process.
+        del recorder.left_out[known:]
     return {name: value for name, value in found.items() if value is not ABSENT}
 
 
