@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
 from milepost.envs.actionlog import PIECE_BYTES, ActionLog, NotAnAction, Pieces
+from milepost.errors import CorruptError
 from milepost.state.tree import flatten
 
 NUMBERS = of_numpy.boolean_dtypes() | of_numpy.integer_dtypes() | of_numpy.floating_dtypes() | of_numpy.complex_number_dtypes()
@@ -91,3 +92,12 @@ def test_a_thousand_actions_of_one_form_are_one_string_of_bytes() -> None:
     (run,) = log.tree()
     assert run["count"] == 10_000
     assert len(run["data"]) == -(-80_000 // PIECE_BYTES)
+
+
+@pytest.mark.parametrize("change", [{"count": 4}, {"count": 2}, {"size": 7}, {"data": []}])
+def test_a_log_that_is_not_as_long_as_it_says_is_refused(change: dict[str, Any]) -> None:
+    log = ActionLog()
+    for number in range(3):
+        log.append(number)
+    with pytest.raises(CorruptError, match="shorter or longer"):
+        ActionLog([{**log.tree()[0], **change}])

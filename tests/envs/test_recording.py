@@ -15,6 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import StickyAction, TimeLimit
+from hypothesis import given
+from hypothesis import strategies as st
 
 from milepost import envs
 from milepost.envs import recording
@@ -119,6 +121,33 @@ def test_a_sticky_lander_goes_on_as_it_would_have() -> None:
     env.reset(seed=3)
     play(env, 90)
     assert goes_on_alike(make, env, 90)
+
+
+DEEDS = st.one_of(
+    st.tuples(st.just("reset"), st.none() | st.integers(0, 2**70)),
+    st.tuples(st.just("step"), st.floats(-1, 1)),
+    st.tuples(st.just("draw"), st.integers(1, 3)),
+    st.tuples(st.just("draw half a word"), st.none()),
+    st.tuples(st.just("come back in another env"), st.none()),
+)
+
+
+@given(st.lists(DEEDS, max_size=12))
+def test_whatever_was_done_to_an_env_another_goes_on_as_it_does(deeds: list[tuple[str, Any]]) -> None:
+    env = walked(2)
+    for deed, value in deeds:
+        if deed == "reset":
+            env.reset(seed=value)
+        elif deed == "step":
+            env.step(np.array([value]))
+        elif deed == "draw":
+            env.np_random.normal(size=value)
+        elif deed == "draw half a word":
+            env.np_random.integers(9, dtype=np.uint32)
+        else:
+            saved, env = captured(env), Walk()
+            envs.restore(env, saved)
+    assert goes_on_alike(Walk, env, 6)
 
 
 @pytest.mark.parametrize("options", [None, {"from": 5}, {"from": np.float32(2.5)}, {"from": np.ones(1)}])

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from milepost.errors import CorruptError
+
 PIECE_BYTES = 1 << 14
 """A log is saved in pieces of this size: all but the last equal the parent generation's, and cost nothing."""
 
@@ -67,6 +69,8 @@ class ActionLog:
 
     def __init__(self, tree: Sequence[dict[str, Any]] = ()) -> None:
         self._runs = [_Run(_tuples(run["form"]), run["size"], run["count"], Pieces(run["data"])) for run in tree]
+        if any(run.size * run.count != len(run.data) for run in self._runs):
+            raise CorruptError("a stored log of actions is shorter or longer than it says", kind="damaged-tree")
         self.steps = sum(run.count for run in self._runs)
 
     def append(self, action: Any) -> None:

@@ -20,7 +20,10 @@ from milepost.envs.inplace import InPlace, standing_in, take_away
 from milepost.envs.plain import ABSENT, Recorder
 from milepost.envs.replayed import Replayed
 
-UNSEEN = "its episode began before milepost saw it: it is captured from its next reset on"
+UNSEEN = (
+    "its episode began before milepost saw it: it is captured from its next reset on, "
+    "or from its first if milepost.envs.attach(env) is called before that"
+)
 Mark = tuple[int, ...]
 """How a PCG64 stands: state, increment, whether half a word is left, and which. Empty: there is no generator yet."""
 
