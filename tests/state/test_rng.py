@@ -89,6 +89,13 @@ def test_children_handed_out_before_are_not_handed_out_again() -> None:
     live = [np.random.default_rng(1)]
     restore(live, stored.node, stored.leaves, stored, "x")
     assert [child.random() for child in live[0].spawn(2)] == expected
+    # Grown from another seed, as where the env of a resumed run was reset without one, it is the same object all the same.
+    unlike = [np.random.default_rng()]
+    kept = unlike[0].bit_generator
+    restore(unlike, stored.node, stored.leaves, stored, "x")
+    assert unlike[0].bit_generator is kept
+    assert unlike[0].random() == np.random.default_rng(1).random()
+    assert [child.random() for child in unlike[0].spawn(2)] == expected
     made: Any = inflate(stored.node, stored.leaves, stored)
     assert [child.random() for child in made[0].spawn(2)] == expected
 

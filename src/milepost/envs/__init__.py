@@ -9,12 +9,14 @@ from milepost.envs.ways import register_plain, register_snapshotter
 
 if TYPE_CHECKING:
     from milepost.envs.reachable import Reachable
+    from milepost.envs.verifying import Verdict, verify
 
 __all__ = [
     "EnvState",
     "Envs",
     "LeftOut",
     "Reachable",
+    "Verdict",
     "allow_pickle",
     "attach",
     "capture",
@@ -24,11 +26,16 @@ __all__ = [
     "register_plain",
     "register_snapshotter",
     "restore",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Gymnasium when it is asked for."""
+    """Import what needs Gymnasium, or an engine, when it is asked for."""
+    if name in ("Verdict", "verify"):
+        from milepost.envs import verifying
+
+        return getattr(verifying, name)
     if name == "Reachable":
         from milepost.envs.reachable import Reachable
 

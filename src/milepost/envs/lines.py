@@ -58,7 +58,9 @@ class Line:
             raise self._gone()
         if self.is_waiting():
             hint = "save or restore between step_wait() and the next step_async()"
-            raise UsageError("a command is in flight: the envs move while they are read", kind="env-in-flight", hint=hint, env=name)
+            raise UsageError(
+                "a command is in flight: the envs move while they are read", kind="env-in-flight", hint=hint, env=name
+            )
 
     def _gone(self) -> MilepostError:
         """Return what to say of a worker that ended. Its pipe is closed a moment before its exit code can be had."""

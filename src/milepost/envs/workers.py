@@ -106,7 +106,9 @@ def _ask(env: Any, question: str, about: Sequence[Any] | None = None, path: str 
 def _raised(errors: dict[int, dict[str, Any]], path: str) -> MilepostError:
     """Return the error to raise for what went wrong in the workers: all that differs, or else the first."""
     index, first = next(iter(errors.items()))
-    error = _made(first, index, [_within(path, at, *found) for at, told in errors.items() for found in told.get("differences", ())])
+    error = _made(
+        first, index, [_within(path, at, *found) for at, told in errors.items() for found in told.get("differences", ())]
+    )
     error.__cause__ = RemoteTraceback(first["trace"])
     return error
 

@@ -119,15 +119,20 @@ def _plain_entropy(entropy: Any) -> Any:
 
 
 def set_numpy_state(generator: Any, state: Any) -> None:
-    """Set the state of a ``Generator`` in place. Children already handed out are counted if it grew from the same seed."""
+    """Set the state of a ``Generator`` in place, and the seeds that it hands out children from, whatever it grew from here."""
     own = _checked(dict(state))
     saved = own.pop("seeds", None)
     generator.bit_generator.state = own
     seeds = generator.bit_generator.seed_seq
-    if saved is not None and type(seeds) is np.random.SeedSequence:
-        # NumPy has no setter: the count moves by spawning.
-        while (left := saved["n_children_spawned"] - seeds.n_children_spawned) > 0:
-            seeds.spawn(min(left, _CHILDREN_AT_ONCE))
+    if saved is None or type(seeds) is not np.random.SeedSequence:
+        return
+    if saved != numpy_state(generator)["seeds"]:
+        try:
+            # The one setter that there is; what holds the generator goes on to hold it.
+            generator.bit_generator.__setstate__((own, np.random.SeedSequence(**saved)))
+        except TypeError:  # before NumPy 2 there was none, and only the count can be moved, by spawning
+            while (left := saved["n_children_spawned"] - seeds.n_children_spawned) > 0:
+                seeds.spawn(min(left, _CHILDREN_AT_ONCE))
 
 
 def set_random_state(generator: Any, state: Any) -> None:
