@@ -125,14 +125,11 @@ class KeepsItInTheModule(Unknown):
         return observation + _HELD["offset"], *rest  # type: ignore[return-value]
 
 
-@register_plain
-class OnlyOnce(Unknown):
-    """Not run in a process that has no variable of its first."""
+class CannotBeSet(Own):
+    """Fail when it is brought back."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        if os.environ.setdefault("WANDERED_IN", str(os.getpid())) != str(os.getpid()):
-            raise RuntimeError("no second time")
+    def milepost_set_state(self, state: dict[str, Any]) -> None:
+        raise RuntimeError("no way back")
 
 
 def _monitored() -> gym.Env[Any, Any]:
