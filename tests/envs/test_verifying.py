@@ -93,7 +93,7 @@ def test_an_env_that_keeps_something_in_its_module_is_caught() -> None:
 
 def test_an_env_that_cannot_be_brought_back_is_told_with_its_error() -> None:
     verdict = verify(lambda: wanderers.CannotBeSet(), steps=20)
-    assert "RuntimeError: no way back" in verdict.error
+    assert "no way back" in verdict.error
 
 
 @pytest.mark.parametrize("name", ["Ant-v5", "ale_py:ALE/Breakout-v5"])
