@@ -252,6 +252,23 @@ def test_what_is_not_plain_is_reported_with_its_path_and_nothing_refers_into_it(
     assert recorder.value(object(), "x") is ABSENT
 
 
+def test_arrays_that_lie_over_the_same_memory_are_reported_and_neighbours_are_not() -> None:
+    owner = Holder()
+    board = np.zeros((3, 3))
+    owner.row, owner.board, owner.rest = board[0], board, board[1:]
+    recorder = Recorder()
+    assert list(recorder.attributes(owner, "owner")) == ["row", "board", "rest"]
+    assert [str(left) for left in recorder.left_out] == [
+        "owner.board (it shares its memory with owner.row, and after a resume it would not)",
+        "owner.rest (it shares its memory with owner.board, and after a resume it would not)",
+    ]
+    owner = Holder()
+    owner.halves = np.split(np.arange(4), 2)
+    recorder = Recorder()
+    recorder.attributes(owner, "owner")
+    assert recorder.left_out == []
+
+
 def test_numpy_generators_keep_their_half_used_words() -> None:
     for make in (np.random.default_rng, np.random.RandomState):
         saved_from, live = Holder(), Holder()
@@ -311,6 +328,16 @@ def test_a_changed_space_is_refused_with_both_sides_before_anything_changes(
     (found,) = caught.value.differences
     assert found.path.endswith(path)
     assert found.saved != found.live
+    assert text(envs.capture(other).tree) == before
+
+
+def test_another_number_of_envs_is_refused_with_both_sides_before_anything_changes() -> None:
+    saved = envs.capture(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)).tree
+    other = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+    other.reset(seed=0)
+    before = text(envs.capture(other).tree)
+    with pytest.raises(MismatchError, match="num_envs: saved 2, here 3"):
+        envs.restore(other, saved)
     assert text(envs.capture(other).tree) == before
 
 

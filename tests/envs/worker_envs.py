@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +24,20 @@ def reachable() -> gym.Env[Any, Any]:
 
 def wrapped_pendulum() -> gym.Env[Any, Any]:
     return NormalizeObservation(RecordEpisodeStatistics(FrameStackObservation(gym.make("Pendulum-v1", max_episode_steps=13), 2)))
+
+
+def ant() -> gym.Env[Any, Any]:
+    return gym.make("Ant-v5", max_episode_steps=9)
+
+
+def breakout() -> gym.Env[Any, Any]:
+    import ale_py  # noqa: F401 - registers the games
+
+    return gym.make("ALE/Breakout-v5", obs_type="ram", max_episode_steps=12)
+
+
+def lander() -> gym.Env[Any, Any]:
+    return gym.make("LunarLander-v3", max_episode_steps=20)
 
 
 class Dice(gym.Env[Any, Any]):
@@ -53,12 +69,8 @@ class PlainDice(Dice):
     """Dice of which it is known that they hold nothing but data."""
 
 
-class UnknownDice(Dice):
-    """Dice that only the parent process knows."""
-
-
-class Broken(gym.Env[Any, Any]):
-    """Speak for itself, and fail in it."""
+class Calm(gym.Env[Any, Any]):
+    """Speak for itself."""
 
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
@@ -71,10 +83,61 @@ class Broken(gym.Env[Any, Any]):
         return int(action), 0.0, False, False, {}
 
     def milepost_get_state(self) -> Any:
-        raise ZeroDivisionError("no state today")
+        return {}
 
     def milepost_set_state(self, state: Any) -> None:
-        raise AssertionError("never saved")
+        pass
+
+
+class Counting(gym.Env[Any, Any]):
+    """Count steps, for functions that speak for it and for pickles."""
+
+    observation_space = gym.spaces.Box(0, 100, (1,), np.int64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        return np.array([self.count]), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.array([self.count]), 0.0, False, False, {}
+
+
+class OtherCounting(Counting):
+    """Count steps."""
+
+
+def count_of(env: Counting) -> dict[str, int]:
+    return {"count": env.count}
+
+
+def set_count(env: Counting, state: dict[str, int]) -> None:
+    env.count = state["count"]
+
+
+class Liar(Calm):
+    """Show something else than it did when it was saved: where it stands is not in its state."""
+
+    def milepost_observe(self) -> Any:
+        return {"place": random.randrange(1_000_000)}
+
+
+class Broken(Calm):
+    """Fail when it is asked."""
+
+    def milepost_get_state(self) -> Any:
+        raise ZeroDivisionError("no state today")
+
+
+class Killed(Calm):
+    """Die when it is asked."""
+
+    def milepost_get_state(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hidden_worker(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, errors: Any, *_: Any) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import ale_py
 import gymnasium as gym
+import mujoco
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, NormalizeObservation, RecordEpisodeStatistics
 from stable_baselines3.common.atari_wrappers import AtariWrapper, StickyActionEnv
 
+from milepost import envs
+
 gym.register_envs(ale_py)
+mujoco.set_mju_user_warning(lambda text: None)  # it would write them to a file beside the tests
 
 MUJOCO = (
     *("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5", "InvertedDoublePendulum-v5"),
@@ -21,19 +25,19 @@ MUJOCO = (
 
 
 def stacked(game: str) -> gym.Env[Any, Any]:
-    env = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.25)
+    env = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.25, max_num_frames_per_episode=450)
     env = AtariPreprocessing(env, noop_max=30, frame_skip=4, terminal_on_life_loss=True)
     return FrameStackObservation(RecordEpisodeStatistics(env), 4)
 
 
 def as_sb3_does(game: str) -> gym.Env[Any, Any]:
-    env = StickyActionEnv(gym.make(f"ALE/{game}-v5", frameskip=1), 0.25)
+    env = StickyActionEnv(gym.make(f"ALE/{game}-v5", frameskip=1, max_num_frames_per_episode=450), 0.25)
     return AtariWrapper(env, noop_max=30, frame_skip=4, terminal_on_life_loss=True, clip_reward=True)
 
 
 ATARI: dict[str, Callable[[], gym.Env[Any, Any]]] = {
-    "Pong": lambda: gym.make("ALE/Pong-v5"),
-    "Breakout": lambda: gym.make("ALE/Breakout-v5"),
+    "Pong": lambda: gym.make("ALE/Pong-v5", max_num_frames_per_episode=450),
+    "Breakout": lambda: gym.make("ALE/Breakout-v5", max_num_frames_per_episode=450),
     "Breakout, memory, any skip": lambda: gym.make("ALE/Breakout-v5", obs_type="ram", frameskip=(2, 5)),
     "Pong, stacked": lambda: stacked("Pong"),
     "Breakout, stacked": lambda: stacked("Breakout"),
@@ -75,6 +79,7 @@ def play(env: gym.Env[Any, Any], steps: int) -> list[str]:
 
 def started(env: gym.Env[Any, Any], seed: int, steps: int) -> gym.Env[Any, Any]:
     """Return the env after so many steps."""
+    envs.attach(env)
     env.action_space.seed(seed)
     env.reset(seed=seed)
     play(env, steps)

@@ -8,8 +8,11 @@ begins it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from milepost.envs.inplace import InPlace, standing_in, take_away
 
 
 class Gate:
@@ -25,8 +28,8 @@ class Gate:
     @classmethod
     def before(cls, env: Any) -> Gate:
         """Return the gate before ``env``: in the place of its two methods, from when it is told something until it is done."""
-        owner = getattr(vars(env).get("step"), "__self__", None)
-        return owner if isinstance(owner, _Borrowed) else _Borrowed(env)
+        hung = next((found for found in standing_in(env, "step") if isinstance(found, _Hung)), None)
+        return _Borrowed(env) if hung is None else hung.gate
 
     def stand_in(self, observation: Any, info: dict[str, Any]) -> None:
         """Answer the next call, of whichever method, by these, and leave the env alone."""
@@ -35,6 +38,11 @@ class Gate:
     def owe_reset(self, owed: bool, *, reset_pays: bool) -> None:
         """Begin an episode at the next step if ``owed``, unless a reset comes first and, as in some loops, pays for it."""
         self.owes_reset, self._reset_pays = owed, reset_pays
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the gate out while somebody looks at what the env holds."""
+        yield
 
     def step(self, action: Any) -> Any:
         """Return what the env, or whoever stands in for it, says."""
@@ -65,22 +73,39 @@ class Gate:
         return answer
 
 
+class _Hung(InPlace):
+    """Lead the calls of a method to a gate."""
+
+    def __init__(self, owner: Any, name: str, gate: Gate) -> None:
+        super().__init__(owner, name)
+        self.gate = gate
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.gate, self._name)(*arguments, **options)
+
+
 class _Borrowed(Gate):
     """Be a gate that hangs in an env's own attributes while it has something to say, and is taken out afterwards."""
 
     def __init__(self, env: Any) -> None:
-        super().__init__(env.step, env.reset, self._take_out)
+        super().__init__(env.step, env.reset, lambda: take_away(env, _Hung))
         self._env = env
-        self._before = {name: vars(env)[name] for name in ("step", "reset") if name in vars(env)}
 
     def stand_in(self, observation: Any, info: dict[str, Any]) -> None:
         super().stand_in(observation, info)
-        self._env.step, self._env.reset = self.step, self.reset
+        self._hang()
 
-    def _take_out(self) -> None:
-        attributes = vars(self._env)
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        hung = self.owes_reset or self._standing_in is not None
+        self._done()
+        try:
+            yield
+        finally:
+            if hung:
+                self._hang()
+
+    def _hang(self) -> None:
+        take_away(self._env, _Hung)
         for name in ("step", "reset"):
-            # Somebody else may have put something before it since. Then it stays, and passes everything on.
-            if attributes.get(name) == getattr(self, name):
-                del attributes[name]
-                attributes.update({name: self._before[name]} if name in self._before else {})
+            _Hung(self._env, name, self).put()

@@ -58,16 +58,18 @@ class Line:
             raise self._gone()
         if self.is_waiting():
             hint = "save or restore between step_wait() and the next step_async()"
-            raise UsageError(
-                "a command is in flight: the envs move while they are read", kind="env-in-flight", hint=hint, env=name
-            )
+            what = "a command is in flight: the envs move while they are read"
+            raise UsageError(what, kind="env-in-flight", hint=hint, env=name)
 
     def _gone(self) -> MilepostError:
-        """Return what to say of a worker that ended. Its pipe is closed a moment before its exit code can be had."""
-        processes = self.venv.processes
-        wait([process.sentinel for process in processes], _UNTIL_GONE_S)
-        codes = {index: process.exitcode for index, process in enumerate(processes) if process.exitcode is not None}
-        index, code = next(iter(codes.items()), (None, None))
+        """Return what to say of a worker that ended."""
+        processes = list(self.venv.processes)
+        ended = wait([process.sentinel for process in processes], _UNTIL_GONE_S)
+        index = next((index for index, process in enumerate(processes) if process.sentinel in ended), None)
+        if index is not None:
+            # Its pipes close a moment before its exit code can be had.
+            processes[index].join(_UNTIL_GONE_S)
+        code = None if index is None else processes[index].exitcode
         hint = "run the script again: it makes new workers and goes on from the newest checkpoint"
         what = "a worker process of the vector env is gone"
         return ServiceError(what, kind="worker-gone", hint=hint, env=type(self.venv).__name__, index=index, exit_code=code)
@@ -82,14 +84,27 @@ class Subproc(Line):
         return bool(self.venv.waiting)
 
     def put(self, name: str, values: Sequence[Any]) -> None:
-        for index, value in enumerate(values):
-            self.venv.set_attr(name, value, indices=[index])
+        self._tell("set_attr", [(name, value) for value in values])
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
-        return list(self.venv.env_method(name, *arguments))
+        return self._tell("env_method", [(name, arguments, {})] * self.venv.num_envs)
 
     def one_command(self) -> None:
-        self.venv.reset()
+        self._tell("reset", [(None, None)] * self.venv.num_envs)
+
+    def _tell(self, command: str, sheets: Sequence[Any]) -> list[Any]:
+        """Do what the method of that name does, with something else for each worker, and without waiting for a dead one.
+
+        Forked workers hold each other's pipes open: that of a dead one never ends, and ``env_method`` would wait for ever.
+        """
+        for remote, sheet in zip(self.venv.remotes, sheets, strict=True):
+            remote.send((command, sheet))
+        return [self._heard(remote, process) for remote, process in zip(self.venv.remotes, self.venv.processes, strict=True)]
+
+    def _heard(self, remote: Any, process: Any) -> Any:
+        if remote not in wait([remote, process.sentinel]):
+            raise EOFError
+        return remote.recv()
 
 
 class Async(Line):

@@ -11,14 +11,15 @@ import copy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from milepost.envs.capture import attach, capture, describe, differences, is_whole, restore
+from milepost.envs.capture import attach, capture, describe, differences, restore
 from milepost.envs.gate import Gate
 from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller
-from milepost.envs.ways import known_as_plain, learn_plain
+from milepost.envs.ways import registrations
 from milepost.errors import MilepostError, MismatchError, UsageError
 from milepost.records import Difference
 from milepost.state.opaque import Opaque, pickled, unpickled
@@ -39,20 +40,26 @@ class Messenger:
     """Be one question's way into a worker: an attribute of its env, called once and gone."""
 
     data: bytes
-    plain: frozenset[str]
-    """What is registered in the parent. A worker that did not run the same script would not know."""
+    registrations: tuple[bytes, ...]
+    """What the parent's script registered. A worker that did not run the same script would not know."""
     holder: Any = None
     """The `Reachable` on which it was set."""
 
     def __call__(self, question: str) -> dict[str, Any]:
         """Return the pickled answer, or an error as data: raised here, it would end the worker."""
         try:
-            learn_plain(self.plain)
+            self._register()
             place = self._place(sys._getframe(1))
             answer = _ANSWERS[question](place, unpickled(self.data, NAME, trust=True).value)
             return {"answer": pickled(Opaque(answer), NAME, allow=True)}
-        except Exception as error:  # whatever it is, the parent has to hear of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent has to hear of it
             return {"error": _told(error)}
+
+    def _register(self) -> None:
+        for data in self.registrations:
+            # A class that cannot be imported here is not that of any env here.
+            with suppress(UsageError):
+                unpickled(data, NAME, trust=True).value()
 
     def _place(self, frame: FrameType | None) -> Place:
         while frame is not None:
@@ -74,8 +81,16 @@ class Messenger:
 
 def messengers(question_about: Sequence[Any]) -> list[Messenger]:
     """Return a messenger for each worker, with what the question is about."""
-    plain = known_as_plain()
-    return [Messenger(pickled(Opaque(item), NAME, allow=True), plain) for item in question_about]
+    calls = tuple(call for call in map(_picklable, registrations()) if call is not None)
+    return [Messenger(pickled(Opaque(item), NAME, allow=True), calls) for item in question_about]
+
+
+def _picklable(call: Any) -> bytes | None:
+    """Return a registration's bytes, or None for a function that has no name to be found by, as a lambda."""
+    try:
+        return pickled(Opaque(call), NAME, allow=True)
+    except UsageError:
+        return None
 
 
 @dataclass(slots=True)
@@ -111,7 +126,9 @@ def _describe(place: Place, _: Any) -> str:
 
 
 def _capture(place: Place, _: Any) -> dict[str, Any]:
-    env, recorder = capture(place.env), Recorder()
+    with place.gate.aside():
+        env = capture(place.env)
+    recorder = Recorder()
     loop = _loop(place, recorder)
     left_out = [(left.path, left.reason) for left in (*env.left_out, *recorder.left_out)]
     generators = Rng().state_dict()["process"]

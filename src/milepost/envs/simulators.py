@@ -14,7 +14,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from milepost.envs.attributes import attributes_of
-from milepost.envs.plain import ABSENT, Recorder, Refiller
+from milepost.envs.compare import first_difference
+from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller
+from milepost.envs.sticky import capture_acts, follow, restore_acts
 from milepost.envs.way import Way
 from milepost.records import Difference
 
@@ -28,22 +30,34 @@ class Ale(Way):
         """Return whether it is an ``AtariEnv``."""
         return _is_a(env, "ale_py.env", "AtariEnv")
 
+    def attach(self, env: Any) -> None:
+        """Begin to remember its actions."""
+        follow(env)
+
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return the emulator's bytes; what it shows now is not in them, and is drawn by its next frame."""
         known = type(env).__module__ == "ale_py.env"
+        follow(env)
+        acts = capture_acts(env)
+        if acts is not None and not acts["known"]:
+            recorder.left_out.append(LeftOut(path, _UNKNOWN_ACTION))
         return {
             "game": _game(env),
-            "emulator": np.frombuffer(env.clone_state(include_rng=True).serialize(), np.uint8),
+            "emulator": _emulator(env),
+            "acts": acts,
             "attributes": attributes_of(env, recorder, path, known=known, skip=("ale", "_action_set")),
         }
 
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
-        """Give the emulator its bytes."""
-        env.restore_state(sys.modules["ale_py"].ALEState(state["emulator"].tobytes()))
+        """Give the emulator its bytes, and the action that it may repeat."""
+        restore_acts(env, state["emulator"], state["acts"])
         refiller.attributes(env, state["attributes"], path)
 
     def observed(self, env: Any) -> Any:
-        """Return the game's memory, the lives and the count of frames."""
+        """Return the game's memory, the lives and the count of frames.
+
+        Its bytes are not compared: some games' first frame after a restore makes up for marks in which these differ.
+        """
         return {"ram": env.ale.getRAM(), **env._get_info()}
 
     def differences(self, env: Any, state: Any, path: str) -> list[Difference]:
@@ -67,15 +81,13 @@ class Mujoco(Way):
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return copies. Of a class that is not Gymnasium's the model is taken, too: it may be changed as training goes on."""
-        mujoco = sys.modules["mujoco"]
         names = _names_of(env.model)
         state: dict[str, Any] = {
             "layout": _layout(env.data, names),
-            "integration": np.empty(mujoco.mj_stateSize(env.model, mujoco.mjtState.mjSTATE_INTEGRATION)),
+            "integration": _integration(env),
             "data": _packed(env.data, names),
             "attributes": attributes_of(env, recorder, path, known=_is_gymnasiums(env), skip=_MADE_ANEW),
         }
-        mujoco.mj_getState(env.model, env.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
         if not _is_gymnasiums(env):
             state["model"] = _packed(env.model, _arrays_of(env.model))
             state["options"] = _options(env.model.opt)
@@ -97,6 +109,11 @@ class Mujoco(Way):
         method = getattr(type(env), "_get_obs", None)
         return env._get_obs() if getattr(method, "__module__", "").startswith(_GYMNASIUMS) else ABSENT
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Compare every array; what ``observed`` shows is not all that the next step reads."""
+        found = first_difference(state["integration"], _integration(env), f"{path} integration state")
+        return found or first_difference(state["data"], _packed(env.data, _names_of(env.model)), f"{path} arrays")
+
     def differences(self, env: Any, state: Any, path: str) -> list[Difference]:
         """Return whether the model has other arrays: it was built otherwise, or by another version."""
         here = _layout(env.data, _names_of(env.model))
@@ -108,9 +125,14 @@ class Mujoco(Way):
         return found
 
 
+_UNKNOWN_ACTION = (
+    "its emulator repeats actions, and which was the last is not known yet: call milepost.envs.attach before its first reset"
+)
 _GYMNASIUMS = "gymnasium.envs.mujoco."
 _MADE_ANEW = ("model", "data", "mujoco_renderer", "fullpath")
 _POINTERS = ("plugin_data",)
+_VARYING = "_awake_ind"
+"""Lists of what is awake are as long as it is many, and every step makes them."""
 _names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 
 
@@ -123,8 +145,19 @@ def _is_gymnasiums(env: Any) -> bool:
     return type(env).__module__.startswith(_GYMNASIUMS)
 
 
+def _emulator(env: Any) -> Any:
+    return np.frombuffer(env.clone_state(include_rng=True).serialize(), np.uint8)
+
+
 def _game(env: Any) -> str:
     return f"{env._game} (ale-py {sys.modules['ale_py'].__version__})"
+
+
+def _integration(env: Any) -> Any:
+    mujoco = sys.modules["mujoco"]
+    state = np.empty(mujoco.mj_stateSize(env.model, mujoco.mjtState.mjSTATE_INTEGRATION))
+    mujoco.mj_getState(env.model, env.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+    return state
 
 
 def _names_of(model: Any) -> tuple[str, ...]:
@@ -138,12 +171,14 @@ def _names_of(model: Any) -> tuple[str, ...]:
 
 
 def _arrays_of(owner: Any) -> tuple[str, ...]:
-    found = []
-    for name in dir(owner):
-        value = None if name.startswith("_") or name in _POINTERS else getattr(owner, name)
-        if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "biuf" and value.flags.writeable:
-            found.append(name)
-    return tuple(found)
+    names = (name for name in dir(owner) if not name.startswith("_") and name not in _POINTERS and not name.endswith(_VARYING))
+    return tuple(name for name in names if _is_there(getattr(owner, name)))
+
+
+def _is_there(value: Any) -> bool:
+    # An array that owns its memory is made up for whoever asks: what would be there is not there now.
+    array = isinstance(value, np.ndarray) and value.size > 0 and value.dtype.kind in "biuf"
+    return array and bool(value.flags.writeable) and not value.flags.owndata
 
 
 def _layout(data: Any, names: tuple[str, ...]) -> str:

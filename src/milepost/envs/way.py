@@ -44,3 +44,7 @@ class Way(Protocol):
     def differences(self, env: Any, state: Any, path: str) -> list[Difference]:  # noqa: ARG002
         """Return why a captured state cannot be brought back here; in it a `LeafSpec` may stand for an array."""
         return []
+
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:  # noqa: ARG002
+        """Return where a layer does not hold the state to which it was just brought back."""
+        return None

@@ -2,22 +2,30 @@
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
-3. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
-4. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-5. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+3. ``ale``, ``mujoco``: it is a simulator of which it is known what its exact state is.
+4. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
+5. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+6. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+7. ``pickle``: where it was allowed, and its copy proves to be one.
+8. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from milepost.envs.attributes import attributes_of
-from milepost.envs.pickles import Pickled
+from milepost.envs.compare import first_difference
+from milepost.envs.pickles import Pickled, again_pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replayed import again_replayed
+from milepost.envs.replaying import Replay
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
 from milepost.envs.workers import Workers
+from milepost.records import Difference
 
 _PLAIN_MODULES = (
     "gymnasium.envs.classic_control.",
@@ -28,8 +36,10 @@ _PLAIN_MODULES = (
     "stable_baselines3.common.vec_env.",
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.envs.",
+    "sb3_contrib.common.wrappers.",
+    "sb3_contrib.common.envs.",
 )
-_NATIVE_MODULES = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "ale_py")
+_NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
 _snapshotters: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {}
 
@@ -51,6 +61,10 @@ class Own(Way):
         """Tell it what it said."""
         env.milepost_set_state(state)
 
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask it again; what it shows by ``milepost_observe`` has been compared already."""
+        return None if hasattr(type(env), "milepost_observe") else _told(state, env.milepost_get_state(), path)
+
 
 class Snapshot(Way):
     """Let functions speak that were registered for the class by `register_snapshotter`."""
@@ -68,6 +82,10 @@ class Snapshot(Way):
     def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Tell it to the second."""
         _snapshotters[type(env)][1](env, state)
+
+    def unlike(self, env: Any, state: Any, path: str) -> Difference | None:
+        """Ask the first again."""
+        return _told(state, _snapshotters[type(env)][0](env), path)
 
 
 class Plain(Way):
@@ -113,7 +131,7 @@ WAYS: tuple[Way, ...] = (
     Mujoco(),
     Workers(),  # before plain, whose modules hold them too
     Plain(),
-    # replay
+    Replay(),
     Pickled(),
     Nowhere(),
 )
@@ -149,13 +167,17 @@ def register_plain(cls: type) -> type:
     return cls
 
 
-def known_as_plain() -> frozenset[str]:
-    """Return the classes that were registered, by name, for worker processes that may not have run the same script."""
-    return frozenset(_registered)
+def registrations() -> list[Callable[[], object]]:
+    """Return calls that register what is registered here: for worker processes, which may not have run the same script."""
+    return [
+        partial(_know_as_plain, frozenset(_registered)),
+        *(partial(register_snapshotter, cls, get, put) for cls, (get, put) in _snapshotters.items()),
+        *again_replayed(),
+        *again_pickled(),
+    ]
 
 
-def learn_plain(names: frozenset[str]) -> None:
-    """Take over what is registered in another process."""
+def _know_as_plain(names: frozenset[str]) -> None:
     _registered.update(names)
 
 
@@ -165,8 +187,15 @@ def _said(state: Any, recorder: Recorder, path: str) -> Any:
     return state
 
 
+def _told(state: Any, again: Any, path: str) -> Difference | None:
+    return first_difference(Recorder().value(state, ""), Recorder().value(again, ""), f"{path} state")
+
+
 def _reason(env: Any) -> str:
     name = class_name(env)
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
-    return "nobody knows its state: give it milepost_get_state and milepost_set_state, or milepost.envs.register_plain"
+    return (
+        "nobody knows its state: give its class milepost_get_state and milepost_set_state, or call register_snapshotter, "
+        "register_plain, register_replayed or allow_pickle of milepost.envs, whichever is true of it"
+    )

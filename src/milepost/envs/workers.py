@@ -8,7 +8,6 @@ of its progress, for people.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,9 @@ class Workers(Way):
 
     def whole(self, state: Any) -> bool:
         """Return whether every layer in every worker was captured."""
-        return state is not None and all(_reach().is_whole(worker["env"]) for worker in state["workers"])
+        from milepost.envs.capture import is_whole
+
+        return state is not None and all(is_whole(worker["env"]) for worker in state["workers"])
 
     def differences(self, env: Any, state: Any, path: str) -> list[Difference]:
         """Return another number of envs, or what the workers say does not fit."""
@@ -76,6 +77,13 @@ class Workers(Way):
         if answers is None:
             return [Difference(path, "workers that were reached", "workers that are not", "env")]
         return [_within(path, index, *found) for index, answer in enumerate(answers) for found in answer]
+
+
+class _InWorker(Exception):
+    """Show the stack of the worker process below the error that came from there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 def _reach() -> Any:
@@ -106,10 +114,9 @@ def _ask(env: Any, question: str, about: Sequence[Any] | None = None, path: str 
 def _raised(errors: dict[int, dict[str, Any]], path: str) -> MilepostError:
     """Return the error to raise for what went wrong in the workers: all that differs, or else the first."""
     index, first = next(iter(errors.items()))
-    error = _made(
-        first, index, [_within(path, at, *found) for at, told in errors.items() for found in told.get("differences", ())]
-    )
-    error.__cause__ = RemoteTraceback(first["trace"])
+    differences = [_within(path, at, *found) for at, told in errors.items() for found in told.get("differences", ())]
+    error = _made(first, index, differences)
+    error.__cause__ = _InWorker(first["trace"])
     return error
 
 
