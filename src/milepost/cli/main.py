@@ -27,6 +27,7 @@ _HOMES = {
     "reset": "change",
     "sign": "change",
     "doctor": "doctor",
+    "selftest": "selftest",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 

@@ -99,7 +99,7 @@ def load(
         raise UsageError(
             'load takes which="latest" or a number', kind="bad-which", hint="milepost ls shows the numbers", which=which
         )
-    store = open_root(url, SystemClock(), key_file)
+    store = open_root(url, SystemClock(), key_file, only_to_read=True)
     wanted = None if parts is None else (parts,) if isinstance(parts, str) else tuple(parts)
     refused: Exception | None = None
     rejected: tuple[Skipped, ...] = ()
@@ -160,7 +160,9 @@ def _head_of(view: View) -> int:
 
 def verify(url: Root, *, full: bool = True, key_file: KeyFile = None) -> Report:
     """Check every byte of a run root and report what is damaged. Changes nothing; may run beside training."""
-    return verify_store(open_root(url, SystemClock(), key_file), full=full, spare=lambda name: not is_essential(name))
+    return verify_store(
+        open_root(url, SystemClock(), key_file, only_to_read=True), full=full, spare=lambda name: not is_essential(name)
+    )
 
 
 def rollback(

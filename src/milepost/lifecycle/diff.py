@@ -123,7 +123,7 @@ def _all(component: ComponentRecord) -> Iterator[tuple[str, _Leaf]]:
     yield from ((leaf.path, _Leaf(str(leaf.spec), leaf.digest, leaf.size_bytes)) for leaf in component.leaves)
     try:
         for path, node in _values(component.tree, component.name):
-            yield path, _Leaf(_text(node), repr(node))
+            yield path, _Leaf(text_of(node), repr(node))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, struct.error) as error:
         # Sealed does not mean sane.
         raise CorruptError("a manifest holds no tree of values", kind="damaged-record", component=component.name) from error
@@ -138,7 +138,7 @@ def _values(node: Node, path: str) -> Iterator[tuple[str, Node]]:
         if tag in _MANY or tag == "deque":
             inner = [(f"{path}/{index}", each) for index, each in enumerate(node[-1])]
         elif tag in ("dict", "ordered-dict"):
-            inner = [(f"{path}/{key if isinstance(key, str) else _text(key)}", each) for key, each in node[1]]
+            inner = [(f"{path}/{key if isinstance(key, str) else text_of(key)}", each) for key, each in node[1]]
         elif tag in ("object", "stateful"):
             inner = [(path, node[-1])]
         else:
@@ -148,7 +148,8 @@ def _values(node: Node, path: str) -> Iterator[tuple[str, Node]]:
         pending += reversed(inner)
 
 
-def _text(node: Node) -> str:
+def text_of(node: Node) -> str:
+    """Return a plain value of a stored tree for people, shortened."""
     tag, rest = node[0], node[1:]
     if tag == "float":
         return repr(struct.unpack(">d", bytes.fromhex(rest[0]))[0])

@@ -20,18 +20,19 @@ from milepost.errors import CorruptError, InternalError, NotFoundError, UsageErr
 from milepost.publish import layout
 from milepost.publish.key import find_key
 from milepost.store.base import BlobReader, BlobWriter, Buffer, Capabilities, Entry, Guard, Store
-from milepost.store.resolve import Where, open_store
+from milepost.store.resolve import Where, open_store, redirected
 
 _DOMAIN = b"milepost record 1\0"
 _UNSEALED = frozenset({layout.BALLAST, layout.LOCK, layout.LEASE})
 
 
-def open_root(where: Where, clock: Clock, key_file: str | os.PathLike[str] | None = None) -> Store:
+def open_root(where: Where, clock: Clock, key_file: str | os.PathLike[str] | None = None, *, only_to_read: bool = False) -> Store:
     """Return the store that ``where`` names; where there is a key (`milepost.publish.key.find_key`), one that signs and checks.
 
-    A `SignedStore` is returned as it is. Nothing is created or contacted by this; the key file is read.
+    A `SignedStore` is returned as it is. Nothing is created or contacted by this; the key file is read. The one place where
+    ``MILEPOST_ROOT`` moves run roots, see `milepost.store.resolve.redirected`.
     """
-    store = open_store(where, clock)
+    store = open_store(redirected(where, clock, only_if_there=only_to_read), clock)
     if isinstance(store, SignedStore):
         return store
     key = find_key(key_file)

@@ -19,6 +19,10 @@ Where: TypeAlias = "str | os.PathLike[str] | Store"
 ENTRY_POINTS = "milepost.stores"
 """The entry-point group for third parties: name = URL scheme, value = a callable ``(url, clock) -> Store``."""
 
+REDIRECT = "MILEPOST_ROOT"
+"""The environment variable that names a directory in which every run root of a program is put, instead of where it says."""
+
+_LONGEST_NAME = 120
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _LATER = ("s3", "gs", "az")
 
@@ -40,6 +44,55 @@ def open_store(where: Where, clock: Clock) -> Store:
     if opener is None:
         raise _unknown(found[1].lower(), text)
     return opener(text, clock)
+
+
+def redirected(where: Where, clock: Clock, *, only_if_there: bool = False) -> Where:
+    """Return where a run root is to be, which a program names as ``where``: `REDIRECT` in the environment moves all of them.
+
+    Each gets a directory of its own there, named after what the program calls it (relative to the working directory where it
+    lies within it), so that the same program finds the same one again. Stores that are no directories move, too: whoever
+    sets this wants a run that outlives the process and touches nothing else. With ``only_if_there`` a root which was not yet
+    saved to stays where it is: a program may read other runs.
+    """
+    into = os.environ.get(REDIRECT)
+    named = where.url if isinstance(where, Store) else os.fspath(where)
+    if not into or not named:
+        return where
+    into = os.path.abspath(into)
+    if os.path.dirname(os.path.abspath(named)) == into:
+        return where  # it was moved already
+    path = os.path.join(into, directory_of(_name_of(named)))
+    return where if only_if_there and not os.path.isdir(path) else _local(path, clock)
+
+
+def directory_of(named: str) -> str:
+    """Return the name of the directory in which the root ``named`` so is put.
+
+    >>> directory_of("runs/ppo"), original_of(directory_of("runs/ppo"))
+    ('runs%2Fppo', 'runs/ppo')
+    """
+    from urllib.parse import quote  # nor these: looking at a run needs neither
+
+    name = quote(named, safe="").replace(".", "%2E")  # and no name is . or ..
+    if len(name) <= _LONGEST_NAME:
+        return name
+    from hashlib import sha256
+
+    return f"{name[-_LONGEST_NAME:]}-{sha256(named.encode()).hexdigest()[:16]}"
+
+
+def original_of(directory: str) -> str:
+    """Return what a program called the root in this directory; of a long name its end."""
+    from urllib.parse import unquote
+
+    return unquote(directory)
+
+
+def _name_of(where: str) -> str:
+    if _SCHEME.match(where):
+        return where
+    path, here = os.path.abspath(os.path.expanduser(where)), os.getcwd()
+    return os.path.relpath(path, here) if f"{path}/".startswith(f"{here}/") else path
 
 
 def _local(path: str, clock: Clock) -> Store:
