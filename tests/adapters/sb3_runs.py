@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import pickle
 import random
-import re
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3, HerReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnNoModelImprovement
+from stable_baselines3 import PPO, HerReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from milepost.envs import register_plain
 
@@ -119,23 +120,6 @@ def env_of(name: str, count: int = 1, seed: int = 5, monitor: Path | None = None
     return venv
 
 
-def _evaluating(env: str, normalized: bool = False, **options: Any) -> EvalCallback:
-    venv: Any = env_of(env, 1, seed=77)
-    if normalized:
-        venv = VecNormalize(venv, training=False)
-    return EvalCallback(venv, eval_freq=70, n_eval_episodes=1, deterministic=False, verbose=0, warn=False, **options)
-
-
-def _patience() -> StopTrainingOnNoModelImprovement:
-    return StopTrainingOnNoModelImprovement(50)
-
-
-def build(name: str, seed: int, folder: Path) -> tuple[Any, list[BaseCallback]]:
-    """Return a model and the user's callbacks of one of the scenarios."""
-    torch.set_num_threads(1)
-    return SCENARIOS[name][0](seed, folder)
-
-
 def ppo_model(seed: int, folder: Path, **options: Any) -> Any:
     settings: dict[str, Any] = {
         "n_steps": 64,
@@ -145,8 +129,8 @@ def ppo_model(seed: int, folder: Path, **options: Any) -> Any:
         "seed": seed,
         "device": "cpu",
     }
-    env = options.pop("env", None) or env_of("CartPole-v1")
-    return PPO("MlpPolicy", env, **{**settings, **options})
+    env, policy = options.pop("env", None) or env_of("CartPole-v1"), options.pop("policy", "MlpPolicy")
+    return PPO(policy, env, **{**settings, **options})
 
 
 def off_policy(cls: Any, seed: int, env: Any, **options: Any) -> Any:
@@ -161,159 +145,73 @@ def off_policy(cls: Any, seed: int, env: Any, **options: Any) -> Any:
     return cls(policy, env, device="cpu", **{**settings, **options})
 
 
-def her(cls: Any, seed: int, env: Any, copy_info_dict: bool = False, **options: Any) -> Any:
-    kwargs = {"copy_info_dict": copy_info_dict, "goal_selection_strategy": "future", "n_sampled_goal": 2}
+def her(cls: Any, seed: int, env: Any, copy_info_dict: bool = False, strategy: str = "future", **options: Any) -> Any:
+    kwargs = {"copy_info_dict": copy_info_dict, "goal_selection_strategy": strategy, "n_sampled_goal": 2}
     return off_policy(cls, seed, env, replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs=kwargs, **options)
 
 
-def ppo_stacked(seed: int, folder: Path) -> Any:
-    env = VecNormalize(VecFrameStack(VecMonitor(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 3)), 2))
-    env.seed(3)
-    return ppo_model(seed, folder, env=env, n_steps=24, batch_size=24), []
+def pieces(model: Any, callbacks: Sequence[BaseCallback] = ()) -> dict[str, str]:
+    """Return a hash for each kind of state a run ends with."""
+    modules = list(model.policy.modules())
+    noise = [value for module in modules for value in vars(module).values() if hasattr(value, "exploration_mat")]
+    parts: dict[str, Any] = {
+        "policy": model.policy.state_dict(),
+        "optimizers": [_data(value) for owner in (model, *modules) for value in vars(owner).values() if _is_optimizer(value)],
+        "model": _attributes(model),
+        "buffer": _attributes(getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)),
+        "global generators": [random.getstate(), np.random.get_state(), torch.get_rng_state()],
+        "action space": _data(model.action_space._np_random),
+        "envs": [_env(env) for env in _layers(model.env)[-1].envs],
+        "venv": [_attributes(layer) for layer in _layers(model.env) if hasattr(layer, "venv")],
+        "noise": [_data(getattr(model, "action_noise", None)), *([value.exploration_mat] for value in noise)],
+        "callbacks": [_callback(callback) for callback in callbacks],
+    }
+    hashes = {}
+    for name, value in parts.items():
+        digest = hashlib.sha256()
+        _feed(digest, name, value)
+        hashes[name] = digest.hexdigest()[:16]
+    return hashes
 
 
-def _ou(size: int = 1) -> OrnsteinUhlenbeckActionNoise:
-    return OrnsteinUhlenbeckActionNoise(np.zeros(size), 0.3 * np.ones(size))
+# What the clock says, and the seed, which each start of a script has another one of. Text is mostly a path of the run.
+# A callback's locals are the variables of the loop, and of an idle one there are none.
+_NO_STATE = {"t", "start_time", "t_start", "episode_times", "seed", "locals", "globals"}
+_SMALL = ("RunningMeanStd", "StackedObservations", "Noise")
 
 
-def _normal() -> NormalActionNoise:
-    return NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))
+def _attributes(owner: Any) -> dict[str, Any]:
+    named = dict(getattr(owner, "__dict__", {}))
+    if dataclasses.is_dataclass(owner):
+        named |= {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
+    return {name: data for name, value in sorted(named.items()) if (data := _data(value, name)) is not None}
 
 
-# name: (build, total steps, save every, kills)
-SCENARIOS: dict[str, tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]], int, int, tuple[int, ...]]] = {
-    "ppo": (lambda s, f: (ppo_model(s, f), []), 384, 64, (200,)),
-    "ppo, schedules, evaluation": (
-        lambda s, f: (
-            ppo_model(s, f, learning_rate=lambda left: 1e-2 * left, clip_range=lambda left: 0.2 * left),
-            [_evaluating("CartPole-v1", callback_after_eval=_patience(), callback_on_new_best=_patience())],
-        ),
-        384,
-        64,
-        (150, 300),
-    ),
-    "ppo, 3 envs, VecNormalize, VecFrameStack, VecMonitor": (ppo_stacked, 360, 72, (250,)),
-    "ppo, 2 envs, VecNormalize, evaluation": (
-        lambda s, f: (
-            ppo_model(s, f, env=VecNormalize(env_of("MountainCarContinuous-v0", 2)), n_steps=32),
-            [_evaluating("MountainCarContinuous-v0", normalized=True)],
-        ),
-        256,
-        64,
-        (200,),
-    ),
-    "ppo, gSDE": (
-        lambda s, f: (ppo_model(s, f, env=env_of("Pendulum-v1"), use_sde=True), []),
-        256,
-        64,
-        (140,),
-    ),
-    "a2c": (
-        lambda s, f: (A2C("MlpPolicy", env_of("Acrobot-v1", 2), seed=s, policy_kwargs=dict(NET), device="cpu"), []),
-        300,
-        50,
-        (170,),
-    ),
-    "dqn": (
-        lambda s, f: (off_policy(DQN, s, env_of("CartPole-v1"), target_update_interval=30, exploration_fraction=0.8), []),
-        240,
-        40,
-        (90, 170),
-    ),
-    "dqn, 2 envs, VecNormalize, evaluation": (
-        lambda s, f: (
-            off_policy(DQN, s, VecNormalize(env_of("MountainCar-v0", 2)), target_update_interval=30),
-            [_evaluating("MountainCar-v0", normalized=True)],
-        ),
-        240,
-        40,
-        (190,),
-    ),
-    "dqn, memory optimized": (
-        lambda s, f: (
-            off_policy(
-                DQN,
-                s,
-                env_of("CartPole-v1"),
-                buffer_size=60,
-                optimize_memory_usage=True,
-                replay_buffer_kwargs={"handle_timeout_termination": False},
-            ),
-            [],
-        ),
-        200,
-        40,
-        (130,),
-    ),
-    "dqn, memory optimized, 2 envs, twice around between saves": (
-        lambda s, f: (
-            off_policy(
-                DQN,
-                s,
-                env_of("CartPole-v1", 2),
-                buffer_size=20,
-                learning_starts=10,
-                optimize_memory_usage=True,
-                replay_buffer_kwargs={"handle_timeout_termination": False},
-            ),
-            [],
-        ),
-        200,
-        42,
-        (70, 150),
-    ),
-    "sac, dict observations, 2 envs": (
-        lambda s, f: (off_policy(SAC, s, env_of("Reach", 2), buffer_size=50), []),
-        200,
-        40,
-        (130,),
-    ),
-    "td3, HER, 3 envs, around between saves": (
-        lambda s, f: (her(TD3, s, env_of("Reach", 3), buffer_size=90), []),
-        420,
-        105,
-        (120, 350),
-    ),
-    "sac, HER, normalized": (
-        lambda s, f: (her(SAC, s, VecNormalize(env_of("Reach")), buffer_size=60), []),
-        240,
-        40,
-        (130,),
-    ),
-    "dqn, HER, infos": (
-        lambda s, f: (her(DQN, s, env_of("Reach, discrete", 2), copy_info_dict=True, buffer_size=70), []),
-        240,
-        40,
-        (130,),
-    ),
-    "dqn, n-step, by episode": (
-        lambda s, f: (off_policy(DQN, s, env_of("CartPole-v1"), n_steps=3, train_freq=(1, "episode")), []),
-        200,
-        40,
-        (130,),
-    ),
-    "sac": (lambda s, f: (off_policy(SAC, s, env_of("Pendulum-v1")), []), 160, 40, (130,)),
-    "sac, gSDE": (
-        lambda s, f: (off_policy(SAC, s, env_of("Pendulum-v1"), use_sde=True, sde_sample_freq=4, train_freq=8), []),
-        160,
-        40,
-        (130,),
-    ),
-    "sac, fixed entropy": (lambda s, f: (off_policy(SAC, s, env_of("Pendulum-v1"), ent_coef=0.1), []), 120, 40, (90,)),
-    "td3, OU noise": (lambda s, f: (off_policy(TD3, s, env_of("Pendulum-v1"), action_noise=_ou()), []), 161, 41, (130,)),
-    "td3, 2 envs, vectorized noise": (
-        lambda s, f: (off_policy(TD3, s, env_of("Pendulum-v1", 2), action_noise=_ou(), train_freq=2), []),
-        160,
-        40,
-        (130,),
-    ),
-    "ddpg, normal noise": (
-        lambda s, f: (off_policy(DDPG, s, env_of("Pendulum-v1"), action_noise=_normal()), []),
-        130,
-        40,
-        (100,),
-    ),
-}
+def _data(value: Any, name: str = "") -> Any:
+    """Return what can be hashed of a value; None for what is no data."""
+    if name in _NO_STATE or isinstance(value, str):
+        return None
+    if isinstance(value, (bool, int, float, np.generic, torch.Tensor)):
+        return value
+    if isinstance(value, np.ndarray):
+        return _data(value.tolist()) if value.dtype.hasobject else value
+    if isinstance(value, dict):
+        return {str(key): _data(item, str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [_data(item) for item in value]
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, torch.nn.Module) or _is_optimizer(value):
+        return _data(dict(value.state_dict()))
+    if isinstance(value, Enum):
+        return [ord(letter) for letter in value.name]
+    if type(value).__name__.endswith(_SMALL) or dataclasses.is_dataclass(value):
+        return _attributes(value)
+    return None
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer)
 
 
 def _feed(digest: Any, name: str, value: Any) -> None:
@@ -338,75 +236,20 @@ def _layers(env: Any) -> list[Any]:
     return found
 
 
-def pieces(model: Any, callbacks: list[BaseCallback] = ()) -> dict[str, str]:  # type: ignore[assignment]
-    """Return a hash for each kind of state a run ends with."""
-    parts: dict[str, Any] = {"policy": model.policy.state_dict()}
-    names = ("policy.optimizer", "actor.optimizer", "critic.optimizer", "ent_coef_optimizer")
-    for name in names:
-        owner: Any = model
-        for step in name.split("."):
-            owner = getattr(owner, step, None)
-        parts[name] = owner.state_dict() if owner is not None else None
-    plain = (
-        "num_timesteps",
-        "_n_updates",
-        "_n_calls",
-        "_episode_num",
-        "exploration_rate",
-        "_current_progress_remaining",
-        "log_ent_coef",
-    )
-    parts["counters"] = {name: getattr(model, name, None) for name in plain}
-    parts["observations"] = [model._last_obs, model._last_original_obs, model._last_episode_starts]
-    parts["episodes"] = [(info["r"], info["l"]) for info in model.ep_info_buffer]
-    buffer = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
-    kept = {name: value for name, value in sorted(vars(buffer).items()) if isinstance(value, (np.ndarray, int, bool, dict))}
-    parts["buffer"] = {name: _untimed(value) if name == "infos" else value for name, value in kept.items()}
-    parts["global generators"] = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
-    parts["action space"] = None if model.action_space._np_random is None else model.action_space._np_random.bit_generator.state
-    parts["envs"] = [_env(env) for env in _layers(model.env)[-1].envs]
-    parts["venv"] = [_venv(layer) for layer in _layers(model.env)]
-    parts["noise"] = repr(vars(model.action_noise)) if "OrnsteinUhlenbeckActionNoise" in type(model.action_noise).__name__ else ""
-    parts["callbacks"] = [_callback(callback) for callback in callbacks]
-    hashes = {}
-    for name, value in parts.items():
-        digest = hashlib.sha256()
-        _feed(digest, name, value)
-        hashes[name] = digest.hexdigest()[:16]
-    return hashes
-
-
-def _untimed(infos: Any) -> str:
-    """Return a HER buffer's infos without what `Monitor` says of the time it took."""
-    return re.sub(r"'t': [0-9.e-]+", "", repr(infos.tolist()))
-
-
 def _env(env: Any) -> Any:
-    base = env.unwrapped
-    return [base.state, base.np_random.bit_generator.state, getattr(env, "rewards", None), env.get_wrapper_attr("_elapsed_steps")]
-
-
-def _venv(layer: Any) -> Any:
-    found = {
-        name: getattr(layer, name, None) for name in ("returns", "old_obs", "old_reward", "episode_returns", "episode_count")
-    }
-    for name in ("obs_rms", "ret_rms", "stacked_obs"):
-        value = getattr(layer, name, None)
-        parts = value if isinstance(value, dict) else {name: value}
-        found[name] = {key: _plain_attributes(part) for key, part in parts.items() if part is not None}
-    return found
-
-
-def _plain_attributes(value: Any) -> Any:
-    return {key: item for key, item in vars(value).items() if "space" not in key}
+    layers = [env]
+    while hasattr(layers[-1], "env"):
+        layers.append(layers[-1].env)
+    return [_data(env.unwrapped._np_random), *map(_attributes, layers)]
 
 
 def _callback(callback: BaseCallback) -> Any:
-    found = [callback.n_calls, callback.num_timesteps]
+    found = [_attributes(callback)]
     if isinstance(callback, EvalCallback):
-        found += [
-            callback.best_mean_reward,
-            callback.last_mean_reward,
-            [_env(env) for env in _layers(callback.eval_env)[-1].envs],
-        ]
-    return found
+        found.append([_env(env) for env in _layers(callback.eval_env)[-1].envs])
+    children = (
+        *getattr(callback, "callbacks", ()),
+        getattr(callback, "callback", None),
+        getattr(callback, "callback_on_new_best", None),
+    )
+    return found + [_callback(child) for child in children if isinstance(child, BaseCallback)]

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milepost.adapters.sb3 import Checkpointing, checkpointing
+from milepost.adapters.sb3 import checkpointing
 from milepost.adapters.sb3.subject import Subject
 from milepost.lifecycle.triggers import every
 from milepost.state.rng import Rng
-from tests.adapters.sb3_runs import KILLED, SCENARIOS, KillAt, build, in_child, pieces
+from tests.adapters.sb3_runs import KILLED, KillAt, in_child, pieces
+from tests.adapters.sb3_scenarios import SCENARIOS, build
+from tests.adapters.sb3_watched import Watched
 
 pytestmark = pytest.mark.slow
+
+
+class NothingLeftOut(logging.Handler):
+    """Fail where a checkpoint is not whole: equal bits could be a matter of luck then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert "is saved without" not in record.getMessage(), record.getMessage()
 
 
 def run(
@@ -23,8 +33,9 @@ def run(
     """Run a scenario's script once."""
 
     def script() -> Any:
+        logging.getLogger("milepost").addHandler(NothingLeftOut())
         model, callbacks = build(name, seed, folder)
-        ours = [Checkpointing(folder / "run", when=every(steps=SCENARIOS[name][2]), writer=writer)] if checkpoints else []
+        ours = [Watched(folder / "run", when=every(steps=SCENARIOS[name][2]), writer=writer)] if checkpoints else []
         model.learn(SCENARIOS[name][1], callback=[*callbacks, *ours, KillAt(kill_at)])
         return pieces(model, callbacks)
 
@@ -58,6 +69,12 @@ def forgetting(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("dqn", "replay"),
         ("dqn", "counters"),
         ("td3, OU noise", "extra"),
+        ("ppo, curiosity", "extra"),
+        ("recurrent ppo", "counters"),
+        ("crossq", "counters"),
+        ("maskable ppo", "envs"),
+        ("ars", "rng"),
+        ("ars, 2 envs, normalized, schedules, evaluation", "normalizer"),
     ],
 )
 def test_a_run_that_forgets_one_component_is_found_out(
@@ -81,6 +98,19 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(name: str, tmp_pa
     assert run(name, tmp_path / "killed", seed=3) == alone
     # Run once more, it trains nothing: a step would die.
     assert run(name, tmp_path / "killed", seed=4, kill_at=0) == alone
+
+
+EACH = ("ppo", "a2c", "dqn", "sac", "td3", "ddpg", "trpo", "recurrent ppo", "maskable ppo", "qr-dqn", "tqc", "crossq", "ars")
+
+
+@pytest.mark.parametrize("algorithm", EACH)
+def test_attaching_changes_no_bit_and_draws_no_number(algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # `Watched` has looked at the generators before and after each of our hooks.
+    name = [name for name in SCENARIOS if name == algorithm or name.startswith(f"{algorithm},")][-1]
+    alone = run(name, tmp_path / "alone", checkpoints=False)
+    build_, total, steps, kills = SCENARIOS[name]
+    monkeypatch.setitem(SCENARIOS, name, (build_, total, steps // 3, kills))
+    assert run(name, tmp_path / "attached") == alone
 
 
 @pytest.mark.parametrize(

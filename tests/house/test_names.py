@@ -81,3 +81,8 @@ def test_an_adapter_is_reached_from_the_package() -> None:
 
 def test_naming_the_adapters_imports_no_framework() -> None:
     assert "stable_baselines3" not in modules_after("import milepost", "assert milepost.adapters")
+
+
+def test_importing_the_environments_imports_no_simulator() -> None:
+    simulators = {"gymnasium", "mujoco", "ale_py", "Box2D", "stable_baselines3", "torch"}
+    assert modules_after("import milepost.envs", "import milepost.envs.simulators").isdisjoint(simulators)

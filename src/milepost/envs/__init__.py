@@ -14,12 +14,14 @@ from milepost.envs.ways import register_plain, register_snapshotter
 
 if TYPE_CHECKING:
     from milepost.envs.fresh_world import FreshWorld as FreshWorld
+    from milepost.envs.reachable import Reachable as Reachable
 
 __all__ = [
     "EnvState",
     "Envs",
     "FreshWorld",
     "LeftOut",
+    "Reachable",
     "ReplayCost",
     "allow_pickle",
     "attach",
@@ -34,7 +36,7 @@ __all__ = [
     "restore",
 ]
 
-_WRAPPERS = {"FreshWorld": "milepost.envs.fresh_world"}
+_WRAPPERS = {"FreshWorld": "milepost.envs.fresh_world", "Reachable": "milepost.envs.reachable"}
 
 
 def __getattr__(name: str) -> object:

@@ -78,12 +78,13 @@ def is_whole(tree: dict[str, Any]) -> bool:
 
 def describe(env: Any) -> str:
     """Return the layers of ``env`` in one line: ``DummyVecEnv<4 x Monitor<TimeLimit<CartPoleEnv>>>``."""
-    inner = [describe(layer) for layer in inner_of(env)]
+    elsewhere = way_of(env).within(env)
+    inner = elsewhere or [describe(layer) for layer in inner_of(env)]
     name = type(env).__name__
     if not inner:
         identity = getattr(getattr(env, "spec", None), "id", None)
         return f"{name}({identity})" if identity else name
-    count = f"{len(inner)} x " if isinstance(vars(env).get("envs"), (list, tuple)) else ""
+    count = f"{len(inner)} x " if elsewhere or isinstance(vars(env).get("envs"), (list, tuple)) else ""
     return f"{name}<{count}{inner[0]}>" if len(set(inner)) == 1 else f"{name}<{', '.join(inner)}>"
 
 

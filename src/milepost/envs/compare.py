@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from milepost.envs.layout import values_of
 from milepost.envs.plain import is_tensor, same
 from milepost.records import Difference
 
@@ -15,6 +16,7 @@ _LONGEST = 120
 
 def first_difference(saved: Any, live: Any, path: str) -> Difference | None:
     """Return the first element in which two recorded trees are not the same bits, and None if there is none."""
+    saved, live = values_of(saved), values_of(live)
     if is_tensor(saved) and is_tensor(live):
         saved, live = saved.detach().cpu().numpy(), live.detach().cpu().numpy()
     if type(saved) is not type(live):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from milepost.envs.layout import strides_of
 from milepost.envs.plain import ABSENT, Recorder, is_atom, is_code, is_small, is_tensor, same
 
 _PAIRS = tuple[Any, Any, str]
@@ -87,6 +88,8 @@ class _Walk:
         self.owners[id(owner)] = owner
         if one.dtype.hasobject and one.dtype == other.dtype and one.shape == other.shape:
             return [(one.reshape(-1).tolist(), other.reshape(-1).tolist(), "")]
+        if strides_of(one) != strides_of(other):
+            return "the array lies in memory in another order in the copy"
         return [] if same(np.asarray(one), np.asarray(other)) else "the array is another one in the copy"
 
 

@@ -6,6 +6,8 @@ with the live layer. Spaces, and the layers within, are not in the pickle: other
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,11 @@ def allow_pickle(cls: type) -> type:
     """
     _allowed.add(cls)
     return cls
+
+
+def again_pickled() -> list[Callable[[], object]]:
+    """Return the calls that allow again what is allowed here."""
+    return [partial(allow_pickle, cls) for cls in _allowed]
 
 
 class Pickled(Way):

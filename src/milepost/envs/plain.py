@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from milepost.envs import layout, typed
 from milepost.envs.textlog import read_log, rewrite_log
+from milepost.envs.typed import ABSENT as ABSENT
+from milepost.envs.typed import KIND as KIND
+from milepost.envs.typed import class_name as class_name
+from milepost.envs.typed import must_be
 from milepost.errors import MismatchError
 from milepost.records import Difference
 from milepost.state import rng
-
-KIND = "$kind"
-ABSENT: Any = object()
-"""What `Recorder.value` returns for a value that is not plain; the reason is in ``left_out``."""
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, np.dtype)
@@ -48,11 +49,6 @@ class LeftOut:
 
     def __str__(self) -> str:
         return f"{self.path} ({self.reason})"
-
-
-def class_name(value: object) -> str:
-    """Return the full name of the class of ``value``."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_atom(value: object) -> bool:
@@ -102,8 +98,14 @@ class Recorder:
 
     def attributes(self, owner: object, path: str, *, skip: Container[str] = (), optional: Container[str] = ()) -> dict[str, Any]:
         """Return the attributes of ``owner`` that are data. ``optional`` ones are not reported when they are not plain."""
+        return self.items(vars(owner), path, skip=skip, optional=optional)
+
+    def items(
+        self, named: dict[str, Any], path: str, *, skip: Container[str] = (), optional: Container[str] = ()
+    ) -> dict[str, Any]:
+        """Return the named values that are data, as `attributes` does those of an object."""
         state = {}
-        for name, value in vars(owner).items():
+        for name, value in named.items():
             if name in skip or is_code(value):
                 continue
             known = len(self.left_out)
@@ -122,7 +124,7 @@ class Recorder:
             return self._again(self._met[id(value)][0], path)
         read = self._reader(value)
         if read is None:
-            return self._left(path, f"a `{type(value).__name__}` is not plain data")
+            return self.leave(path, f"a `{type(value).__name__}` is not plain data")
         known = len(self._met)
         self._met[id(value)] = (None, value)
         found = read(value, path)
@@ -134,9 +136,10 @@ class Recorder:
         return found
 
     def _again(self, first: str | None, path: str) -> Any:
-        return self._left(path, "it contains itself") if first is None else {KIND: "same", "as": first}
+        return self.leave(path, "it contains itself") if first is None else {KIND: "same", "as": first}
 
-    def _left(self, path: str, reason: str) -> Any:
+    def leave(self, path: str, reason: str) -> Any:
+        """Note that the value at ``path`` is not in the tree, and return `ABSENT`."""
         self.left_out.append(LeftOut(path, reason))
         return ABSENT
 
@@ -145,7 +148,7 @@ class Recorder:
         if kind is np.ndarray and not value.dtype.hasobject:
             return self._array
         if is_tensor(value):
-            return lambda tensor, _: tensor.detach()
+            return lambda tensor, _: _with_layout(tensor.detach())
         if kind in _CONTAINERS:
             return self._container
         if is_space(value):
@@ -153,6 +156,9 @@ class Recorder:
         if class_name(value) in WALKED:
             return lambda owner, path: {KIND: "object", "class": class_name(owner), "state": self.attributes(owner, path)}
         small = _SMALL.get(class_name(value))
+        typed_kind = typed.kind_of(value) if small is None else None
+        if typed_kind is not None:
+            return lambda owner, path: typed.record(typed_kind, owner, self, path)
         return None if small is None else lambda owner, _: {KIND: class_name(owner), "state": small[0](owner)}
 
     def _array(self, array: Any, path: str) -> Any:
@@ -164,7 +170,7 @@ class Recorder:
         if first := next((known for known, other in others if np.may_share_memory(other, array)), None):
             self.left_out.append(LeftOut(path, f"it shares its memory with {first}, and after a resume it would not"))
         others.append((path, array))
-        return array
+        return _with_layout(array)
 
     def _container(self, value: Any, path: str) -> Any:
         if isinstance(value, dict):
@@ -198,6 +204,11 @@ class Recorder:
             return self.value(value, path)
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [self.value(space, f"{path}[{key!r}]") for key, space in items]
+
+
+def _with_layout(array: Any) -> Any:
+    strides = layout.strides_of(array)
+    return array if strides is None else {KIND: "strided", "strides": list(strides), "state": array}
 
 
 def _holds_spaces(value: object) -> bool:
@@ -247,9 +258,13 @@ class Refiller:
         if kind == "space":
             return self._space(saved, live, path)
         if kind == "object":
-            _must_be(saved["class"], live, path)
+            must_be(saved["class"], live, path)
             self.attributes(live, saved["state"], path)
             return live
+        if kind == "strided":
+            return self._tensor(saved["state"], live, tuple(saved["strides"]))
+        if typed.is_typed(kind):
+            return typed.refill(saved, live, self, path)
         if kind in _SMALL:
             return _SMALL[kind][1](live, saved["state"], path)
         keys = saved.get("keys")
@@ -261,7 +276,7 @@ class Refiller:
         content: Any = dict(fresh) if issubclass(kind, dict) else [item for _, item in fresh]
         if not self._may_refill(live, kind, maxlen):
             return _made(kind, content, maxlen)
-        self._taken[id(live)] = live
+        self.take(live)
         live.clear()
         (live.extend if kind in (list, deque) else live.update)(content)
         return live
@@ -283,12 +298,21 @@ class Refiller:
                 self.value(item, part, f"{path}.{name}[{key!r}]")
         return live
 
-    def _tensor(self, saved: Any, live: Any) -> Any:
-        if not is_tensor(live) or live.shape != saved.shape or live.dtype != saved.dtype or id(live) in self._taken:
-            return saved.to(live.device) if is_tensor(live) else saved
-        self._taken[id(live)] = live
+    def _tensor(self, saved: Any, live: Any, strides: tuple[int, ...] | None = None) -> Any:
+        """Return an array or a tensor that lies in memory as the saved one did; a tensor in place if the live one does."""
+        if not is_tensor(saved) or not is_tensor(live):
+            return saved if strides is None else layout.laid_out(saved, strides)
+        fits = live.shape == saved.shape and live.dtype == saved.dtype and layout.strides_of(live) == strides
+        if not fits or not self.take(live):
+            return (saved if strides is None else layout.laid_out(saved, strides)).to(live.device)
         live.data.copy_(saved)
         return live
+
+    def take(self, live: object) -> bool:
+        """Claim a live object for the place that is being refilled; return whether it was still to be had."""
+        free = id(live) not in self._taken
+        self._taken[id(live)] = live
+        return free
 
 
 def _is_part_of_the_program(owner: object, name: str) -> bool:
@@ -307,12 +331,6 @@ def _at(live: Any, key: Any) -> Any:
         return live[key]
     except (TypeError, LookupError):
         return None
-
-
-def _must_be(name: str, live: object, path: str) -> None:
-    if class_name(live) != name:
-        difference = Difference(path, name, class_name(live), "type")
-        raise MismatchError("the saved state belongs to another kind of object", [difference], kind="type")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -354,7 +372,7 @@ def _set_python_random(live: Any, state: Any, _: str) -> Any:
 
 
 def _set_torch_generator(live: Any, state: Any, path: str) -> Any:
-    _must_be("torch._C.Generator", live, path)
+    must_be("torch._C.Generator", live, path)
     live.set_state(state)
     return live
 

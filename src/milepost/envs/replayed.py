@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 LONGEST = 1 << 20
@@ -59,3 +60,8 @@ def register_replayed(cls: type, *, carries: tuple[str, ...] = (), longest: int 
 def registered(cls: type) -> Replayed | None:
     """Return what was promised for exactly this class."""
     return _registered.get(cls)
+
+
+def again_replayed() -> list[Callable[[], object]]:
+    """Return the calls that register again what is registered here."""
+    return [partial(register_replayed, cls, carries=kind.carries, longest=kind.longest) for cls, kind in _registered.items()]

@@ -45,8 +45,10 @@ def replay_costs(tree: dict[str, Any], path: str = "") -> Iterator[ReplayCost]:
     if tree["way"] == Replay.name and tree["state"] is not None and tree["state"]["begun"]:
         pieces = [piece for run in tree["state"]["actions"] for piece in run["data"]] + tree["state"]["events"]
         yield ReplayCost(here, sum(run["count"] for run in tree["state"]["actions"]), sum(map(len, pieces)))
-    for index, inner in enumerate(tree["inner"]):
-        yield from replay_costs(inner, here if len(tree["inner"]) == 1 else f"{here}[{index}]")
+    in_workers = tree["state"]["workers"] if tree["way"] == "workers" and tree["state"] is not None else []
+    within = [*tree["inner"], *(worker["env"] for worker in in_workers)]
+    for index, inner in enumerate(within):
+        yield from replay_costs(inner, here if len(within) == 1 else f"{here}[{index}]")
 
 
 class Replay(Way):

@@ -22,7 +22,8 @@ def space_differences(env: Any, node: dict[str, Any], path: str) -> list[Differe
     saved = _saved(node)
     if saved is None:
         return []
-    return [Difference(f"{path}.{name}", saved[name], text, "env") for name, text in _texts(env).items() if saved[name] != text]
+    live = _texts(env)
+    return [Difference(f"{path}.{name}", saved[name], live[name], "env") for name in live if saved[name] != live[name]]
 
 
 def _saved(node: dict[str, Any]) -> dict[str, str] | None:
@@ -34,7 +35,10 @@ def _saved(node: dict[str, Any]) -> dict[str, str] | None:
 
 
 def _texts(env: Any) -> dict[str, str]:
-    return {name: _short(str(getattr(env, name, None))) for name in ("observation_space", "action_space")}
+    mode = vars(env).get("autoreset_mode")
+    # Not a space, but as little a thing to change: an episode that the next step was to begin would never begin.
+    modes = {} if mode is None else {"autoreset_mode": str(mode.value)}
+    return {name: _short(str(getattr(env, name, None))) for name in ("observation_space", "action_space")} | modes
 
 
 def _short(text: str) -> str:

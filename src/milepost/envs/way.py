@@ -29,6 +29,10 @@ class Way(Protocol):
         """Make ready for captures to come. Called when an engine first sees the env, and again whenever one does."""
         return
 
+    def within(self, env: Any) -> list[str]:  # noqa: ARG002
+        """Describe the envs in this layer that are no attributes of it, in a line each."""
+        return []
+
     def observed(self, env: Any) -> Any:  # noqa: ARG002
         """Return what the layer shows now, for the proof on restore, or `ABSENT`. Must change nothing and draw nothing."""
         return ABSENT

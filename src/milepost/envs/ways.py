@@ -2,23 +2,29 @@
 
 1. ``own``: its class has ``milepost_get_state()`` and ``milepost_set_state(state)``; they speak for this layer alone.
 2. ``snapshot``: functions that were registered for its class speak for it.
-3. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
-4. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
-5. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
+3. ``ale``, ``mujoco``: it is a simulator of which it is known what its exact state is.
+4. ``workers``: it is a vector env whose envs live in worker processes; each is captured there, by these ways.
+5. ``plain``: its attributes, for classes known (or registered by `register_plain`) to hold nothing but data.
+6. ``replay``: what it was told since its last reset, for classes known (or registered) to be made by that.
+7. ``pickle``: where it was allowed, and its copy proves to be one.
+8. ``none``: it is named in ``left_out``. It is never pickled: pickles of simulators are silently wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from milepost.envs.attributes import attributes_of
 from milepost.envs.compare import first_difference
-from milepost.envs.pickles import Pickled
+from milepost.envs.pickles import Pickled, again_pickled
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.replayed import again_replayed
 from milepost.envs.replaying import Replay
 from milepost.envs.simulators import Ale, Mujoco
 from milepost.envs.way import Way
+from milepost.envs.workers import Workers
 from milepost.records import Difference
 
 _PLAIN_MODULES = (
@@ -30,10 +36,8 @@ _PLAIN_MODULES = (
     "stable_baselines3.common.vec_env.",
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.envs.",
-)
-_IN_WORKERS = (
-    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
-    "stable_baselines3.common.vec_env.subproc_vec_env.SubprocVecEnv",
+    "sb3_contrib.common.wrappers.",
+    "sb3_contrib.common.envs.",
 )
 _NATIVE_MODULES = ("gymnasium.envs.mujoco", "ale_py")
 _registered: set[str] = set()
@@ -92,7 +96,7 @@ class Plain(Way):
     def fits(self, env: Any) -> bool:
         """Return whether its class is known or registered."""
         name = class_name(env)
-        return name in _registered or (name.startswith(_PLAIN_MODULES) and name not in _IN_WORKERS)
+        return name in _registered or name.startswith(_PLAIN_MODULES)
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
         """Return its attributes."""
@@ -125,7 +129,7 @@ WAYS: tuple[Way, ...] = (
     Snapshot(),
     Ale(),
     Mujoco(),
-    # workers: before plain, whose modules hold them too
+    Workers(),  # before plain, whose modules hold them too
     Plain(),
     Replay(),
     Pickled(),
@@ -163,6 +167,20 @@ def register_plain(cls: type) -> type:
     return cls
 
 
+def registrations() -> list[Callable[[], object]]:
+    """Return calls that register what is registered here: for worker processes, which may not have run the same script."""
+    return [
+        partial(_know_as_plain, frozenset(_registered)),
+        *(partial(register_snapshotter, cls, get, put) for cls, (get, put) in _snapshotters.items()),
+        *again_replayed(),
+        *again_pickled(),
+    ]
+
+
+def _know_as_plain(names: frozenset[str]) -> None:
+    _registered.update(names)
+
+
 def _said(state: Any, recorder: Recorder, path: str) -> Any:
     if state is None:
         recorder.left_out.append(LeftOut(path, "it gave None: no state of it can be had at this moment"))
@@ -175,8 +193,6 @@ def _told(state: Any, again: Any, path: str) -> Difference | None:
 
 def _reason(env: Any) -> str:
     name = class_name(env)
-    if name in _IN_WORKERS:
-        return "its envs live in worker processes, which this version does not reach: use DummyVecEnv or SyncVectorEnv"
     if name.startswith(_NATIVE_MODULES):
         return "its state is in native memory, which this version does not capture"
     return (

@@ -34,6 +34,11 @@ def others(root: BaseCallback, ours: BaseCallback) -> list[tuple[str, BaseCallba
     return [(path, callback) for path, callback in walk(root) if callback is not ours and not isinstance(callback, CallbackList)]
 
 
+def lists(root: BaseCallback) -> list[tuple[str, BaseCallback]]:
+    """Return the lists among the callbacks; they count, too."""
+    return [(path, callback) for path, callback in walk(root) if isinstance(callback, CallbackList)]
+
+
 def evaluations(root: BaseCallback) -> list[tuple[str, EvalCallback]]:
     """Return the callbacks that evaluate the policy."""
     return [(path, callback) for path, callback in walk(root) if isinstance(callback, EvalCallback)]

@@ -1,8 +1,9 @@
 """Checkpoint and resume a Stable-Baselines3 run from an ordinary callback.
 
 State is read and written at the same hook, `_on_rollout_start`: the last ``train()`` is over, the rollout buffer has been
-emptied, and nothing of ``collect_rollouts`` is live. When the script runs again unchanged, everything that its own
-set-up has made by the time the hook first fires (networks, a reset env, drawn noise) is overwritten in place.
+emptied, and nothing of ``collect_rollouts`` is live (where that is not so, see `milepost.adapters.sb3.boundary`). When the
+script runs again unchanged, everything that its own set-up has made by the time the hook first fires (networks, a reset
+env, drawn noise) is overwritten in place.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from milepost import envs
+from milepost.adapters.sb3 import boundary
 from milepost.adapters.sb3 import callbacks as tree
 from milepost.adapters.sb3.parts import Part, build
+from milepost.adapters.sb3.rounds import idle
 from milepost.adapters.sb3.start import Saved, Start, decide
 from milepost.adapters.sb3.subject import Marks, Subject, fingerprint
 from milepost.engine.checkpoint_engine import CheckpointEngine
@@ -87,6 +90,10 @@ class Checkpointing(BaseCallback):
         """The state is to be brought back at the next rollout's start."""
         self._ended_at: int | None = None
         """Set where this call has nothing to train: the step at which it had ended."""
+        self._counted: list[tuple[BaseCallback, int]] = []
+        """What each callback's step was then: those started after this one take the total, which the loop is shown."""
+        self._watched = False
+        """The boundary is told by the model itself, not by `_on_rollout_start`."""
 
     def _on_training_start(self) -> None:
         root = self.locals["callback"]
@@ -94,12 +101,16 @@ class Checkpointing(BaseCallback):
         history = self._history()
         marks = Marks(learn=len(history.ends), total=int(self.locals["total_timesteps"]), ends=list(history.ends))
         marks.episodes = 0 if self.locals.get("reset_num_timesteps", True) else history.episodes
-        self._subject = Subject(self.model, root, self, marks, evaluations=tree.evaluations(root))
+        workers = self.locals.get("async_eval")
+        self._subject = Subject(self.model, root, self, marks, evaluations=tree.evaluations(root), workers=workers)
         marks.reported = {path: tree.last_evaluation(callback) for path, callback in self._subject.evaluations}
         self._due, self._ended_at = False, None
+        idle(self.model, 0)
         for env in (self.model.env, *(callback.eval_env for _, callback in self._subject.evaluations)):
             envs.attach(env)
+        boundary.unwatch(self.model)
         self._engine = self._opened(self._subject)
+        self._watched = boundary.watch(self.model, self._on_boundary)
         self._begin(self._engine, self._engine.peek(self._which))
 
     def _opened(self, subject: Subject) -> CheckpointEngine:
@@ -129,6 +140,7 @@ class Checkpointing(BaseCallback):
         if start in (Start.CONTINUE, Start.EXTEND):
             self._due = True
             self._set_step(saved.step)
+            idle(self.model, saved.rounds)
             return
         self._load_finished(engine)
 
@@ -144,6 +156,7 @@ class Checkpointing(BaseCallback):
         saved, marks = Saved.read(restored.step, restored.counters), self._now.marks
         start = self._decide(saved)
         if start in (Start.FINISHED, Start.SKIPPED):
+            self._counted = [(callback, callback.num_timesteps) for _, callback in tree.walk(self._now.root)]
             self._ended_at = marks.ends[marks.learn] if marks.learn < len(marks.ends) else self.model.num_timesteps
             # A callback may have stopped the call before its total. The loop tests the step, so it is shown the total.
             self._set_step(max(self._ended_at, marks.total))
@@ -151,8 +164,16 @@ class Checkpointing(BaseCallback):
         # The end was damaged, and an older generation took its place.
         self._due = start is not Start.FRESH
         self._set_step(saved.step if self._due else before)
+        idle(self.model, saved.rounds if self._due else 0)
 
     def _on_rollout_start(self) -> None:
+        if not self._watched:
+            self._on_boundary()
+            return
+        # Somebody may have given the model another schedule since.
+        boundary.watch(self.model, self._on_boundary)
+
+    def _on_boundary(self) -> None:
         engine, subject = self._running, self._now
         if self._due:
             self._due = False
@@ -167,6 +188,7 @@ class Checkpointing(BaseCallback):
         restored = engine.resume(self._which)
         assert restored is not None
         saved, marks = Saved.read(restored.step, restored.counters), subject.marks
+        marks.rounds = saved.rounds
         del marks.ends[marks.learn :]
         if saved.ended:
             _begin_rollout(self.model)
@@ -174,22 +196,33 @@ class Checkpointing(BaseCallback):
 
     def _on_step(self) -> bool:
         subject = self._now
-        subject.marks.episodes += int(np.count_nonzero(self.locals["dones"]))
+        if not self._watched:
+            subject.marks.episodes += int(np.count_nonzero(self.locals["dones"]))
         if subject.evaluations:
             self._report(self._running, subject)
         return True
 
+    def _on_rollout_end(self) -> None:
+        marks = self._now.marks
+        marks.rounds += 1
+        if self._watched:
+            # Its steps say nothing of episodes; each update begins with an empty list of them.
+            marks.episodes += len(self.model.ep_info_buffer or ())
+
     def _on_training_end(self) -> None:
+        boundary.unwatch(self.model)
         engine, subject = self._running, self._now
         marks, history = subject.marks, self._history()
         try:
             if self._ended_at is None:
                 self._save_end(engine, subject)
             else:
+                for callback, step in self._counted:
+                    callback.num_timesteps = step
                 self._set_step(self._ended_at)
         finally:
             _open.pop(self._name, None)
-            self._engine = self._subject = None
+            self._engine, self._subject, self._counted = None, None, []
             engine.close()
         history.ends.append(self.model.num_timesteps)
         history.episodes = marks.episodes
@@ -230,6 +263,8 @@ class Checkpointing(BaseCallback):
 
 def _begin_rollout(model: BaseAlgorithm) -> None:
     """Do what ``collect_rollouts`` did before our hook, once more: the state of an ended call was taken before that."""
+    if not hasattr(model, "collect_rollouts"):
+        return
     policy: Any = model.policy
     policy.set_training_mode(False)
     if isinstance(model, OnPolicyAlgorithm):

@@ -34,7 +34,7 @@ _NORMALIZER = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
 _HELD_ELSEWHERE = {"policy", "env", "_vec_normalize_env", "replay_buffer", "rollout_buffer", "_logger", "action_noise"}
 # Set by every learn() or by the constructor's arguments: the script of today decides.
 _SET_ANEW = {"_total_timesteps", "start_time", "verbose", "_custom_logger", "n_envs", "lr_schedule", "exploration_schedule",
-             "ent_coef_tensor", "policy_class"}  # fmt: skip
+             "ent_coef_tensor", "policy_class", "delta_std_schedule"}  # fmt: skip
 _BUFFER_SHAPE = {"buffer_size", "n_envs", "obs_shape", "action_dim", "observation_space", "action_space", "env"}
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"observation_space", "action_space"}
 
@@ -87,24 +87,27 @@ def build(subject: Subject) -> dict[str, Any]:
     model = subject.model
     # Learned tensors outside any module (SAC's log_ent_coef) are overwritten where they are: the optimizer holds them.
     learned = {"policy": {**about.own_modules(model), **about.own_parameters(model)}, "optimizer": about.optimizers(model)}
+    # First, so that a changed algorithm is the first thing told.
+    counters = FreePart("counters", subject, _counters, _set_counters, _counter_differences)
     parts: list[Part] = [
-        FreePart("counters", subject, _counters, _set_counters, _counter_differences),
-        _experience(subject),
+        *_experience(subject),
         FreePart("envs", subject, _envs, _set_envs, _env_differences),
         FreePart("extra", subject, _extra, _set_extra, _callback_differences),
     ]
     if next(about.normalizers(model.env), None) is not None:
-        parts.insert(2, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
+        parts.insert(-2, FreePart("normalizer", subject, _normalizer, _set_normalizer, _normalizer_differences))
     if subject.evaluations:
         parts.append(FreePart("evaluation", subject, _evaluation, _set_evaluation, _evaluation_differences))
-    return {**learned, **{part.name: part for part in parts}, "rng": Rng()}
+    return {"counters": counters, **learned, **{part.name: part for part in parts}, "rng": Rng()}
 
 
-def _experience(subject: Subject) -> Part:
+def _experience(subject: Subject) -> list[Part]:
     if isinstance(subject.model, OnPolicyAlgorithm):
-        return FreePart("rollout", subject, _rollout, _set_rollout, lambda *_: [])
+        return [FreePart("rollout", subject, _rollout, _set_rollout, lambda *_: [])]
+    if getattr(subject.model, "replay_buffer", None) is None:
+        return []
     replay.begin(subject)
-    return ArrayPart("replay", subject, replay.capture, replay.restore, replay.differences)
+    return [ArrayPart("replay", subject, replay.capture, replay.restore, replay.differences)]
 
 
 # counters: the model's own attributes, and the adapter's marks
@@ -136,15 +139,13 @@ def _set_counters(subject: Subject, state: Any) -> None:
 
 
 def _aliases(subject: Subject) -> set[str]:
-    """Return the model's attributes that are the policy's own modules and tensors, or learned, or optimizers."""
-    tensors = {id(value) for value in subject.model.policy.state_dict(keep_vars=True).values()}
-    held = {id(value) for value in (*about.optimizers(subject.model).values(), *about.own_parameters(subject.model).values())}
-    return {
+    """Return the model's attributes that other components hold, and lists of the policy's own tensors."""
+    model = subject.model
+    tensors = {id(value) for value in model.policy.state_dict(keep_vars=True).values()}
+    return about.held_elsewhere(model, about.learned(model)) | {
         name
-        for name, value in vars(subject.model).items()
-        if isinstance(value, nn.Module)
-        or id(value) in held
-        or (isinstance(value, list) and name.endswith(("batch_norm_stats", "batch_norm_stats_target")))
+        for name, value in vars(model).items()
+        if (isinstance(value, list) and name.endswith(("batch_norm_stats", "batch_norm_stats_target")))
         or (isinstance(value, list) and bool(value) and all(id(item) in tensors for item in value))
     }
 
@@ -193,11 +194,15 @@ def _normalizer_differences(subject: Subject, saved: Any) -> list[Difference]:
 def _envs(subject: Subject, recorder: Recorder) -> Any:
     state = envs.capture(subject.model.env, elsewhere=(_NORMALIZER,))
     recorder.left_out += state.left_out
+    if subject.workers is not None:
+        recorder.left_out.append(LeftOut("async_eval", "its workers tell nothing of the states of their envs"))
     return state.tree
 
 
 def _set_envs(subject: Subject, state: Any) -> None:
     envs.restore(subject.model.env, state)
+    if subject.workers is not None and (normalizer := subject.model.get_vec_normalize_env()) is not None:
+        subject.workers.sync_obs_rms(normalizer.obs_rms.copy())
     if not envs.is_whole(state):
         _start_episodes(subject.model)
 
@@ -232,6 +237,7 @@ def _extra(subject: Subject, recorder: Recorder) -> Any:
         "modules": {name: _changed(subject, name, module) for name, module in model.policy.named_modules()},
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
+        "lists": {path: _callback(subject, path, callback, recorder) for path, callback in tree.lists(subject.root)},
     }
 
 
@@ -246,6 +252,8 @@ def _set_extra(subject: Subject, state: Any) -> None:
     restore_logger(model.logger, state["logger"], refiller, model.num_timesteps, "logger")
     for path, callback in _plain_callbacks(subject):
         _set_callback(callback, state["callbacks"].get(path), refiller, path)
+    for path, callback in tree.lists(subject.root):
+        _set_callback(callback, state.get("lists", {}).get(path), refiller, path)
 
 
 def _action_noise(noise: Any, recorder: Recorder) -> Any:
@@ -280,7 +288,8 @@ def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
 
 def _callback(subject: Subject, path: str, callback: Any, recorder: Recorder) -> Any:
     names = about.configured(callback) - tree.NOT_STATE
-    state = recorder.attributes(callback, path, skip=tree.NOT_STATE | names)
+    skip = tree.NOT_STATE | names | about.held_elsewhere(callback, about.learned(subject.model))
+    state = recorder.attributes(callback, path, skip=skip)
     return {"state": state, "settings": subject.settings(callback, path, names)}
 
 

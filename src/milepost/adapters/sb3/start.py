@@ -29,11 +29,14 @@ class Saved:
     learn: int
     ended: bool
     total: int
+    rounds: int = 0
+    """How many rollouts of this call were over."""
 
     @classmethod
     def read(cls, step: int, counters: Mapping[str, int]) -> Saved:
         """Read the counters of a generation's summary."""
-        return cls(step, counters.get("learn", 0), bool(counters.get("ended", 0)), counters.get("total", 0))
+        ended = bool(counters.get("ended", 0))
+        return cls(step, counters.get("learn", 0), ended, counters.get("total", 0), counters.get("rounds", 0))
 
 
 def decide(saved: Saved | None, *, learn: int, total: int) -> Start:

@@ -33,13 +33,15 @@ class Marks:
     ends: list[int] = field(default_factory=list)
     """The step at which each completed ``learn()`` ended, by ordinal."""
     episodes: int = 0
+    rounds: int = 0
+    """How many rollouts of this call are over."""
     reported: dict[str, int] = field(default_factory=dict)
     """For each evaluation callback, the call that was reported last."""
 
     def counters(self, model: BaseAlgorithm) -> dict[str, int]:
         """Return what a generation's summary says, so that a start can be decided without loading anything."""
         ended = {"learn": self.learn, "ended": int(self.ended), "total": self.total}
-        return {**ended, "episodes": self.episodes, "updates": model._n_updates}
+        return {**ended, "episodes": self.episodes, "rounds": self.rounds, "updates": model._n_updates}
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Subject:
     ours: BaseCallback
     marks: Marks
     evaluations: list[tuple[str, EvalCallback]]
+    workers: Any = None
+    """The processes that evaluate the candidates of an augmented random search, where the script has any."""
     left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
     baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -103,6 +107,21 @@ def own_modules(model: BaseAlgorithm) -> dict[str, nn.Module]:
 def own_parameters(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
     """Return the learned tensors held by the model itself: SAC's ``log_ent_coef``."""
     return {name: value for name, value in vars(model).items() if isinstance(value, torch.Tensor) and value.requires_grad}
+
+
+def learned(model: BaseAlgorithm) -> set[int]:
+    """Return the ids of the modules, optimizers and learned tensors that components of their own hold."""
+    modules = (module for owner in own_modules(model).values() for module in owner.modules())
+    return {id(value) for value in (*modules, *optimizers(model).values(), *own_parameters(model).values())}
+
+
+def held_elsewhere(owner: object, ids: set[int]) -> set[str]:
+    """Return the attributes of ``owner`` that are among ``ids``, or lists of such."""
+    return {
+        name
+        for name, value in vars(owner).items()
+        if id(value) in ids or (isinstance(value, (list, tuple)) and bool(value) and all(id(item) in ids for item in value))
+    }
 
 
 def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
