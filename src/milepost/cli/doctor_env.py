@@ -29,7 +29,6 @@ _WAYS = {
     "replay": "its actions since the reset, played again",
     "pickle": "a pickle, compared with it each time",
     "elsewhere": "by somebody else",
-    "none": "NOT CAPTURED",
 }
 
 
@@ -64,8 +63,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     rows = [
         (
             "  " * layer.depth + (f"{layer.count} x " if layer.count > 1 else "") + plain(layer.name),
-            _WAYS.get(layer.way, layer.way),
-            "" if layer.way == "none" else size(layer.size_bytes),
+            _WAYS.get(layer.way, layer.way) if layer.whole else "NOT CAPTURED",
+            size(layer.size_bytes) if layer.whole else "",
             "" if layer.milliseconds is None else f"{layer.milliseconds:.2f}",
         )
         for layer in verdict.layers

@@ -26,6 +26,7 @@ from milepost.envs.capture import Envs, attach, capture, capture_layer, describe
 from milepost.envs.driving import driver_of, ends
 from milepost.envs.layers import inner_of
 from milepost.envs.plain import LeftOut, Recorder
+from milepost.envs.ways import way_named
 from milepost.errors import MilepostError, UsageError
 from milepost.lifecycle.divergence import Divergence, Side, divergences
 from milepost.publish import layout
@@ -50,6 +51,8 @@ class Layer:
     size_bytes: int
     milliseconds: float | None
     """What one capture of it took; None where it lives in another process."""
+    whole: bool = True
+    """It could be captured; why not, where it could not, ``left_out`` says."""
     count: int = 1
     """How many of them there are, side by side; the numbers are of the first."""
 
@@ -357,7 +360,8 @@ def _layers(env: Any, tree: dict[str, Any], depth: int = 0, count: int = 1) -> I
         capture_layer(env, Recorder(), "")
     milliseconds = (clock.monotonic_ns() - began_ns) / 1e6 if live else None
     name = tree["class"].rpartition(".")[2]
-    yield Layer(name, depth, tree["way"], _size(tree["state"]), milliseconds, count)
+    way = way_named(tree["way"])
+    yield Layer(name, depth, tree["way"], _size(tree["state"]), milliseconds, way is None or way.whole(tree["state"]), count)
     state = tree["state"]
     if isinstance(state, dict) and state.get("workers"):
         yield from _layers(None, state["workers"][0]["env"], depth + 1, len(state["workers"]))
