@@ -189,7 +189,7 @@ def _stand_in(place: Place, saved: dict[str, Any]) -> None:
     """Prepare the gate to tell the loop, at its next command, what the saved one remembered."""
     remembered = place.remembered()
     assert remembered is not None, "it is asked for only where every loop is known"
-    gate, loop = place.gate, {**remembered, **saved["loop"]}
+    gate, loop = place.gate, {**remembered, **saved}
     observation = Refiller().value(loop.get("observation"), None, "worker.observation")
     if observation is None:
         observation = _empty(place.outermost.observation_space)

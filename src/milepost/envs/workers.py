@@ -57,7 +57,7 @@ class Workers(Way):
         """Bring every worker back by its index; then let their loops hear what they remembered; then the vector env itself."""
         workers = state["workers"]
         if all(_ask(env, "restore", workers, path=path) or [False]):
-            _ask(env, "stand in", workers, path=path)
+            _ask(env, "stand in", [worker["loop"] for worker in workers], path=path)
             _line(env).one_command()
         own = {name: _in_place(vars(env).get(name), value) for name, value in state["own"].items()}
         refiller.attributes(env, own, path)
