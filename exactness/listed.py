@@ -8,7 +8,7 @@ from functools import cached_property
 
 ALL = ("PPO", "RecurrentPPO", "DQN", "SAC, gSDE", "TD3", "SAC, HER")
 ON, OFF, GOALS = ALL[:2], ALL[2:], ("SAC, HER",)
-EVALUATED, NORMALIZED, MONITORED = ("PPO", "DQN"), ("PPO", "TD3"), ALL[1:]
+EVALUATED, NORMALIZED, MONITORED = ("PPO", "DQN"), ("PPO", "DQN", "TD3"), ALL[1:]
 NO_DELAY = tuple(run for run in ALL if run != "TD3")
 EFFECTS = {
     "logs": ("logs",),
@@ -74,7 +74,7 @@ LISTED: tuple[Listed, ...] = (
     Listed("counters/model/ep_info_buffer", "logs", "means over the last episodes"),
     Listed("counters/model/ep_success_buffer", "logs", "means over the last episodes", GOALS),
     Listed("counters/model/_last_original_obs", "logs", "on-policy, nobody reads it again", ("PPO",)),
-    Listed("counters/model/_last_original_obs", "recomputed", "read only under VecNormalize", ("SAC, gSDE", "DQN", "SAC, HER")),
+    Listed("counters/model/_last_original_obs", "recomputed", "read only under VecNormalize", ("SAC, gSDE", "SAC, HER")),
     Listed("counters/model/_n_updates", "logs", "a column of the logs; of TD3, its parity says when the actor learns", NO_DELAY),
     Listed("counters/model/action_space", "twice", "the model's space is the environments' own, with which it comes back"),
     Listed("counters/elapsed_ns", "clock", "time trained so far, for frames per second"),
@@ -115,10 +115,12 @@ LISTED: tuple[Listed, ...] = (
            "the environment is reset when an evaluation begins", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", "needs_reset episode_times total_steps", "recomputed",
            "the environment is reset when an evaluation begins", ("DQN",)),
-    *_each(f"{_EVALUATION}/env/**/state/", "old_reward stacked_obs episode_count", "recomputed",
+    *_each(f"{_EVALUATION}/env/**/state/", "stacked_obs episode_count", "recomputed",
            "the environment is reset when an evaluation begins", ("PPO",)),
+    Listed(f"{_EVALUATION}/env/state/old_reward", "recomputed", "set by each step", EVALUATED),
+    Listed(f"{_EVALUATION}/env/state/old_obs", "shared", "set by each step", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", "obs_rms/state/* ret_rms/state/*", "recomputed",
-           "an evaluation begins with the statistics of training", ("PPO",)),
+           "an evaluation begins with the statistics of training", EVALUATED),
     Listed(f"{_EVALUATION}/**", "unchanged", _SEE, EVALUATED),
     # generators
     Listed("rng/**", "unchanged", "of the generator's kind, or of a number drawn ahead, of which there was none"),
