@@ -35,13 +35,13 @@ from milepost.lifecycle.triggers import every
 RUNS: Mapping[str, Cell] = {
     "PPO": Cell("PPO", "CartPole", "DummyVecEnv x3", "all three", "EvalCallback"),
     "RecurrentPPO": Cell("RecurrentPPO", "Pendulum"),
-    "DQN": Cell("DQN", "CartPole", beside="EvalCallback"),
+    "DQN": Cell("DQN", "CartPole", wraps="VecNormalize", beside="EvalCallback"),
     "SAC, gSDE": Cell("SAC, gSDE", "Pendulum"),
-    "TD3": Cell("TD3", "MountainCarContinuous", "DummyVecEnv x1", "VecNormalize"),
+    "TD3": Cell("TD3", "MountainCarContinuous", wraps="VecNormalize"),
     "SAC, HER": Cell("SAC, HER", "goals", "DummyVecEnv x3"),
 }
 """What is left out of which run."""
-QUICK = ("DQN",)
+QUICK = ("PPO",)
 TRAINING = ("parameters", "optimizers", "generators", "buffer", "noise")
 """Parts of a run's end (`exactness.hashes.parts_of`) which say that it was trained otherwise; the others tell of it."""
 

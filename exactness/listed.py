@@ -8,7 +8,7 @@ from functools import cached_property
 
 ALL = ("PPO", "RecurrentPPO", "DQN", "SAC, gSDE", "TD3", "SAC, HER")
 ON, OFF, GOALS = ALL[:2], ALL[2:], ("SAC, HER",)
-EVALUATED, NORMALIZED, MONITORED = ("PPO", "DQN"), ("PPO", "TD3"), ALL[1:]
+EVALUATED, NORMALIZED, MONITORED = ("PPO", "DQN"), ("PPO", "DQN", "TD3"), ALL[1:]
 NO_DELAY = tuple(run for run in ALL if run != "TD3")
 EFFECTS = {
     "logs": ("logs",),
@@ -74,7 +74,7 @@ LISTED: tuple[Listed, ...] = (
     Listed("counters/model/ep_info_buffer", "logs", "means over the last episodes"),
     Listed("counters/model/ep_success_buffer", "logs", "means over the last episodes", GOALS),
     Listed("counters/model/_last_original_obs", "logs", "on-policy, nobody reads it again", ("PPO",)),
-    Listed("counters/model/_last_original_obs", "recomputed", "read only under VecNormalize", ("SAC, gSDE", "DQN", "SAC, HER")),
+    Listed("counters/model/_last_original_obs", "recomputed", "read only under VecNormalize", ("SAC, gSDE", "SAC, HER")),
     Listed("counters/model/_n_updates", "logs", "a column of the logs; of TD3, its parity says when the actor learns", NO_DELAY),
     Listed("counters/model/action_space", "twice", "the model's space is the environments' own, with which it comes back"),
     Listed("counters/elapsed_ns", "clock", "time trained so far, for frames per second"),
@@ -83,12 +83,14 @@ LISTED: tuple[Listed, ...] = (
     Listed("counters/**", "unchanged", _SEE),
     # buffers
     Listed("rollout/**", "unchanged", "emptied where a rollout begins; saved elsewhere it is not", ON),
+    Listed("replay/others/full", "recomputed", "HER draws from episodes, wherever in the buffer they lie", GOALS),
+    Listed("replay/**", "unchanged", _SEE, GOALS),
     # wrappers around the vector environment
     Listed("normalizer[*]/old_reward", "recomputed", "set by each step", NORMALIZED),
     Listed("normalizer[*]/old_obs", "recomputed", "set by each step", NORMALIZED),
     Listed("normalizer[*]/**", "unchanged", _SEE, NORMALIZED),
     # environments
-    *_each("envs/**/state/", "buf_obs buf_rews buf_infos** actions", "recomputed", "overwritten by each step before it is read"),
+    *_each("envs/**/state/", "buf_obs buf_rews buf_infos** buf_dones actions", "recomputed", "overwritten by each step"),
     Listed("envs/**/state/t_start", "clock", "when the wrapper was made"),
     Listed("envs/**/state/episode_times", "clock", "how long each episode took", MONITORED),
     Listed("envs/**/state/results_writer", "logs", "the csv file of a Monitor, which goes on where it was", MONITORED),
@@ -97,7 +99,7 @@ LISTED: tuple[Listed, ...] = (
     *_each("envs/**/state/", "episode_returns total_steps", "recomputed", "a Monitor's record, for whoever asks", MONITORED),
     Listed("envs/**/state/episode_lengths", "recomputed", "a Monitor's record, for whoever asks", MONITORED),
     Listed("envs/**/state/last_u", "recomputed", "what is drawn on a screen", ("SAC, gSDE", "RecurrentPPO")),
-    Listed("envs/**/state/_previous_data", "recomputed", "a check of the first steps"),
+    Listed("envs/**/state/_previous_data", "recomputed", "a check of the first steps", ALL[:-1]),
     Listed("envs/**/state/_np_random_seed", "ours", "what the generator was made from, for whoever asks"),
     Listed("envs/**", "unchanged", "set by the constructor, and not changed by this run"),
     # logs
@@ -113,10 +115,12 @@ LISTED: tuple[Listed, ...] = (
            "the environment is reset when an evaluation begins", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", "needs_reset episode_times total_steps", "recomputed",
            "the environment is reset when an evaluation begins", ("DQN",)),
-    *_each(f"{_EVALUATION}/env/**/state/", "old_reward stacked_obs episode_count", "recomputed",
+    *_each(f"{_EVALUATION}/env/**/state/", "stacked_obs episode_count", "recomputed",
            "the environment is reset when an evaluation begins", ("PPO",)),
+    Listed(f"{_EVALUATION}/env/state/old_reward", "recomputed", "set by each step", EVALUATED),
+    Listed(f"{_EVALUATION}/env/state/old_obs", "shared", "set by each step", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", "obs_rms/state/* ret_rms/state/*", "recomputed",
-           "an evaluation begins with the statistics of training", ("PPO",)),
+           "an evaluation begins with the statistics of training", EVALUATED),
     Listed(f"{_EVALUATION}/**", "unchanged", _SEE, EVALUATED),
     # generators
     Listed("rng/**", "unchanged", "of the generator's kind, or of a number drawn ahead, of which there was none"),

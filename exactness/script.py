@@ -71,16 +71,15 @@ def train(cell: Cell, logs: Path, seed: int, callbacks: list[Any]) -> dict[str, 
 
     algorithm = ALGORITHMS[cell.algorithm]
     logs.mkdir(parents=True, exist_ok=True)
-    venv = make_venv(cell, logs, seed)
+    venv, logger = make_venv(cell, logs, seed), configure(str(logs), ["csv", "json"])
     try:
         model = make_model(cell.algorithm, WORLDS[cell.world].sees, venv, seed)
-        logger = configure(str(logs), ["csv", "json"])
         model.set_logger(logger)
         beside = [_evaluation(cell, seed)] if cell.beside == "EvalCallback" else []
         model.learn(algorithm.steps, callback=[*beside, *callbacks], log_interval=2)
-        logger.close()
         return parts_of(model, beside, logs)
     finally:
+        logger.close()
         venv.close()
 
 

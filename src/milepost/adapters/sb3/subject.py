@@ -115,9 +115,11 @@ def own_parameters(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
 
 
 def learned(model: BaseAlgorithm) -> set[int]:
-    """Return the ids of the modules, optimizers and learned tensors that components of their own hold."""
-    modules = (module for owner in own_modules(model).values() for module in owner.modules())
-    return {id(value) for value in (*modules, *optimizers(model).values(), *own_parameters(model).values())}
+    """Return the ids of the modules, their tensors, the optimizers and learned tensors that components of their own hold."""
+    owners = own_modules(model).values()
+    modules = (module for owner in owners for module in owner.modules())
+    tensors = (tensor for owner in owners for tensor in owner.state_dict(keep_vars=True).values())
+    return {id(value) for value in (*modules, *tensors, *optimizers(model).values(), *own_parameters(model).values())}
 
 
 def held_elsewhere(owner: object, ids: set[int]) -> set[str]:
