@@ -47,6 +47,7 @@ FACTORIES: dict[str, Callable[[], gym.Env[Any, Any]]] = {
     "wrapped CartPole": wrapped_cartpole,
     "sticky Acrobot": lambda: StickyAction(gym.make("Acrobot-v1"), 0.3, (2, 4)),
     "delayed MountainCar": delayed,
+    "rescaled Pendulum": lambda: gym.wrappers.RescaleAction(gym.make("Pendulum-v1", max_episode_steps=70), -1, 1),
 }
 
 
@@ -226,6 +227,20 @@ def test_what_is_shared_stays_shared_and_what_was_apart_comes_apart() -> None:
     assert live.a is live.b
     assert (live.a, live.c, live.d) == ([1], [2], [3])
     assert live.c is kept
+
+
+def test_an_object_that_stands_in_for_a_function_is_not_taken_for_a_setting() -> None:
+    class Fading:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, reward: Any) -> Any:
+            self.calls += 1
+            return reward / self.calls
+
+    assert envs.capture(gym.wrappers.TransformReward(gym.make("Pendulum-v1"), lambda reward: reward / 2)).left_out == ()
+    left = envs.capture(gym.wrappers.TransformReward(gym.make("Pendulum-v1"), Fading())).left_out
+    assert [str(each) for each in left] == ["TransformReward.func (a `Fading` is not plain data)"]
 
 
 def test_containers_are_refilled_in_place_and_keep_their_kind() -> None:

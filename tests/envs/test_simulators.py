@@ -93,19 +93,20 @@ def test_the_integration_state_alone_is_not_enough_and_the_proof_finds_it(name: 
 
 def test_the_emulators_state_alone_is_not_enough_where_actions_are_repeated() -> None:
     """The action that a frame repeats is in no state that the emulator gives."""
+
+    def build(seed: int) -> Any:
+        return started(gym.make("ALE/Breakout-v5", repeat_action_probability=0.9), seed, 40)
+
     gone_astray = []
-    for seed in range(8):
-        original = started(gym.make("ALE/Breakout-v5"), seed, 40)
+    for seed in range(2):
+        original, fresh = build(seed), build(seed + 100)
         tree = copy.deepcopy(envs.capture(original).tree)
         expected = play(original, 30)
-        fresh = started(gym.make("ALE/Breakout-v5"), seed + 100, 10)
         envs.restore(fresh, tree)
         assert play(fresh, 30) == expected
-        started(fresh, seed + 100, 10)
         envs.restore(fresh, alone(tree))
         gone_astray.append(play(fresh, 30) != expected)
     assert any(gone_astray)
-    assert not all(gone_astray)
 
 
 def alone(tree: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Collection
 from functools import cache
 from typing import Any
 
-from milepost.envs.plain import Recorder
+import numpy as np
+
+from milepost.envs.plain import Recorder, is_atom, is_code
 
 _STRUCTURE = frozenset(
     {"env", "venv", "envs", "env_fns", "class_attributes", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs"}
@@ -23,11 +26,20 @@ def attributes_of(env: Any, recorder: Recorder, path: str, *, known: bool, skip:
     """Return the attributes of this layer alone.
 
     Of a ``known`` class, of which it was checked that none of its constructor's arguments moves during an episode, these are not
-    among them: the script sets them again, and a changed setting wins.
+    among them: the script sets them again, and a changed setting wins. What moves by itself is no setting: a space has a
+    generator, and an object that was given in the place of a function may remember what it was called with.
     """
     configured = _configured(env.__class__) if known else frozenset()
-    names = {name for name in vars(env) if name in _STRUCTURE or name in _NOT_STATE or name.lstrip("_") in configured}
+    names = {
+        name
+        for name, value in vars(env).items()
+        if name in _STRUCTURE or name in _NOT_STATE or (name.lstrip("_") in configured and _is_setting(value))
+    }
     return recorder.attributes(env, path, skip=names.union(skip), optional=_OPTIONAL)
+
+
+def _is_setting(value: object) -> bool:
+    return is_atom(value) or is_code(value) or isinstance(value, (enum.Enum, np.ndarray, dict, list, tuple, set, frozenset))
 
 
 @cache
