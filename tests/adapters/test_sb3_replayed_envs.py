@@ -75,7 +75,7 @@ def ends(model: Any) -> dict[str, str]:
         "observations": [model._last_obs, model.num_timesteps, model._n_updates],
         "generators": [np.random.get_state()[1], torch.get_rng_state(), *(base.np_random.bit_generator.state for base in bases)],
         "envs": [base.step(base.action_space.sample() * 0)[0] for base in bases],
-        "bodies": [list(box2d._bodies([base.lander if hasattr(base, "lander") else base.hull]).ravel()) for base in bases],
+        "bodies": [box2d._bodies(base, [getattr(base, "lander", None) or base.hull])["bodies"] for base in bases],
     }
     return {name: hashlib.sha256(b"".join(map(_bytes, values))).hexdigest()[:16] for name, values in found.items()}
 

@@ -95,6 +95,11 @@ def _pushed(env: Any) -> None:
     env.unwrapped.lander.ApplyLinearImpulse((1.0, 0.0), env.unwrapped.lander.position, True)
 
 
+def _heavier(env: Any) -> None:
+    env.unwrapped.lander.fixtures[0].density = 9.0
+    env.unwrapped.lander.ResetMassData()
+
+
 def _methods(env: Any) -> None:
     base = env.unwrapped
     base.step = lambda action: type(base).step(base, action)
@@ -115,6 +120,8 @@ FOOLS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda env: (setattr(env.unwrapped, "gravity", -5.0), env.reset(seed=7)),
     ),
     "somebody pushed it": (lander, _pushed),
+    "somebody made it heavier": (lander, _heavier),
+    "somebody turned its world around": (lander, lambda env: setattr(env.unwrapped.world, "gravity", (0, 9))),
     "its methods were replaced": (lander, _methods),
     "it was reset in an old world": (walker, lambda env: box2d.freshen(env.unwrapped)),
     "many resets without a seed": (lander, lambda env: [env.reset() for _ in range(3)]),

@@ -77,14 +77,11 @@ def _is_strange(method: Any) -> bool:
     return method is not None
 
 
-def _bodies(bodies: Iterable[Any]) -> Any:
-    """Return, per body, its place (2), angle, velocity (2), angular velocity and whether it is awake: float64."""
-    read = [
-        [*body.position, body.angle, *body.linearVelocity, body.angularVelocity, body.awake]
-        for body in bodies
-        if body is not None
-    ]
-    return np.array(read, np.float64)
+def _bodies(env: Any, bodies: Iterable[Any]) -> Any:
+    """Return the world's gravity (2), and per body its place (2), angle, velocity (2), angular velocity, mass, if it is awake."""
+    there = [body for body in bodies if body is not None]
+    read = [[*body.position, body.angle, *body.linearVelocity, body.angularVelocity, body.mass, body.awake] for body in there]
+    return {"gravity": tuple(env.world.gravity), "bodies": np.array(read, np.float64)}
 
 
 def _plain(env: Any, *names: str) -> dict[str, Any]:
@@ -94,7 +91,7 @@ def _plain(env: Any, *names: str) -> dict[str, Any]:
 def _lander(env: Any) -> Any:
     legs = vars(env).get("legs", [])
     return {
-        "bodies": _bodies([env.lander, *legs]),
+        **_bodies(env, [env.lander, *legs]),
         "legs": [leg.ground_contact for leg in legs],
         **_plain(env, "prev_shaping", "game_over", "wind_idx", "torque_idx"),
     }
@@ -103,7 +100,7 @@ def _lander(env: Any) -> Any:
 def _walker(env: Any) -> Any:
     legs = vars(env).get("legs", [])
     return {
-        "bodies": _bodies([env.hull, *legs]),
+        **_bodies(env, [env.hull, *legs]),
         "legs": [leg.ground_contact for leg in legs[1::2]],
         **_plain(env, "prev_shaping", "game_over", "scroll"),
     }
@@ -112,7 +109,7 @@ def _walker(env: Any) -> Any:
 def _car(env: Any) -> Any:
     wheels = env.car.wheels if env.car else []
     return {
-        "bodies": _bodies([env.car.hull, *wheels]) if env.car else None,
+        **_bodies(env, [env.car.hull, *wheels] if env.car else []),
         "wheels": np.array([[wheel.gas, wheel.brake, wheel.steer, wheel.phase, wheel.omega] for wheel in wheels], np.float64),
         **_plain(env, "reward", "prev_reward", "tile_visited_count", "t", "new_lap"),
     }
