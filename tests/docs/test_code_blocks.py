@@ -1,6 +1,7 @@
 """Run what the documentation shows: every python block, every `$ milepost` command, every doctest.
 
-Blocks of one file share a folder and a namespace and run in order, as a reader would type them. A block that cannot run
+Blocks of one file share a folder and a namespace and run in order, as a reader would type them; one that begins with the
+name of a file, ``# train.py``, is written to it. A block that cannot run
 here says why, in an HTML comment right before it: ``<!-- not run: needs a cluster -->``.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,8 @@ PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(milepost.__path__, "milepost.", onerror=lambda _: None))
 
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+A_FILE = re.compile(r"# (\w+\.py)\n")
+"""A block that begins so is a file for the commands after it, and does not run by itself."""
 NOT_RUN = re.compile(r"<!--\s*not run:\s*\S[^>]*-->\s*\Z")
 
 
@@ -47,7 +52,9 @@ def runnable_blocks(text: str) -> Iterator[Block]:
 def run_page(text: str, page: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in runnable_blocks(text):
-        if block.language == "python":
+        if block.language == "python" and (named := A_FILE.match(block.body)):
+            Path(named[1]).write_text(block.body, encoding="utf-8")
+        elif block.language == "python":
             # Empty lines in front make the line numbers of a traceback those of the page.
             exec(compile("\n" * (block.line - 1) + block.body, page, "exec", dont_inherit=True), namespace)
         elif block.language == "console" and block.body.startswith("$ milepost"):
@@ -82,6 +89,7 @@ def test_every_block_of_the_page_runs_and_prints_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
 
 
@@ -126,6 +134,12 @@ def test_a_command_that_prints_something_else_fails_the_page() -> None:
     run_page(page_of("```console\n$ milepost --version\nmilepost, version ...\n$ echo $?\n0\n```"), "page.md")
     with pytest.raises(AssertionError, match=r"--- got\s+milepost, version"):
         run_page(page_of("```console\n$ milepost --version\nmilepost, version 0.0\n```"), "page.md")
+
+
+def test_a_block_that_is_a_file_is_written_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page_of("```python\n# train.py\n1 / 0\n```"), "page.md")
+    assert Path("train.py").read_text() == "# train.py\n1 / 0\n"
 
 
 def test_other_languages_are_only_read() -> None:

@@ -21,6 +21,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from milepost import CheckpointEngine, envs
+from milepost.envs import lines
 from milepost.errors import MismatchError, ServiceError, UsageError
 from tests.adapters.sb3_runs import in_child
 from tests.envs.test_capture import text
@@ -147,7 +148,23 @@ def test_simulators_in_workers_go_on_like_the_original(factory: Factory) -> None
     check(lambda: AsyncVectorEnv([factory] * 2), steps=60, live_at_end=True, comparable=False)
 
 
-@pytest.mark.parametrize("factory", [cartpole, reachable, lambda: Monitor(wrapped_pendulum())])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_reset_before_the_step_that_was_to_begin_an_episode_does_what_it_did(shared: bool) -> None:
+    # With shared memory the loop forgets that it was to reset, and without it does not: it resets twice.
+    def go_on(venv: Any) -> str:
+        observation, _ = venv.reset(seed=5)
+        return text(observation) + play(venv, 30)
+
+    with closed(AsyncVectorEnv([cartpole] * 2, shared_memory=shared)) as original:
+        begin(original, 3, until_ended=True)
+        saved, expected = copy.deepcopy(envs.capture(original).tree), go_on(original)
+    with closed(AsyncVectorEnv([cartpole] * 2, shared_memory=shared)) as fresh:
+        begin(fresh, 99, until_ended=False)
+        envs.restore(fresh, saved)
+        assert go_on(fresh) == expected
+
+
+@pytest.mark.parametrize("factory", [cartpole, reachable, lambda: Monitor(wrapped_pendulum()), lambda: Monitor(reachable())])
 def test_workers_of_stable_baselines3_go_on_like_the_original(factory: Factory) -> None:
     check(lambda: SubprocVecEnv([factory] * 3, start_method="fork"))
 
@@ -214,6 +231,9 @@ def test_nothing_is_left_in_a_worker_that_was_asked() -> None:
         saved = envs.capture(venv).tree
         envs.restore(venv, saved)
         assert venv.env_method("__dir__") == before
+    with closed(AsyncVectorEnv([reachable] * 2)) as venv:
+        envs.describe(venv)
+        assert venv.get_attr("milepost_messenger") == (None, None)
 
 
 def test_describe_asks_the_workers() -> None:
@@ -283,6 +303,25 @@ def test_a_worker_that_dies_while_it_is_asked_is_named_too(build: Any) -> None:
         envs.capture(venv)
     assert (caught.value.facts["index"], caught.value.facts["exit_code"]) == (2, -9)
     stop(venv)
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2])
+def test_a_ctrl_c_while_workers_answer_leaves_no_answer_for_the_next_step(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = lines.wait, iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 3 + heard:  # after the three that say the attribute is set
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with closed(SubprocVecEnv([Calm] * 3, start_method="fork")) as venv:
+        venv.reset()
+        monkeypatch.setattr(lines, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.capture(venv)
+        observations, _, _, _ = venv.step([1, 0, 1])
+        assert list(observations) == [1, 0, 1]
+        assert envs.capture(venv).left_out == ()
 
 
 def stop(venv: Any) -> None:

@@ -1,4 +1,4 @@
-"""Look at what a run stands on: ``doctor fs`` tries a file system, and says what is promised there and what is not."""
+"""Look at what a run stands on: ``doctor fs`` tries a file system, and says what is promised there; ``doctor env`` an env."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from milepost.cli import document
+from milepost.cli.doctor_env import env
 from milepost.cli.text import plain, size, table
 from milepost.clock import SystemClock
 from milepost.store.posix import Posix
@@ -59,6 +60,9 @@ _EVENTS = (("kill", "a kill"), ("power-cut", "a power cut"), ("machine-loss", "t
 @click.group()
 def doctor() -> None:
     """Look at what a run stands on."""
+
+
+doctor.add_command(env)
 
 
 @doctor.command()

@@ -99,6 +99,7 @@ def _parting(parting: Parting) -> document.Document:
     return {
         "run_root": parting.root.original,
         "step": parting.other.step,
+        "shown": _parting(parting.shown) if parting.shown else None,
         "resumed_from_step": parting.resumed_from,
         "alone": name_of(parting.one.number),
         "other": name_of(parting.other.number),

@@ -15,6 +15,8 @@ from milepost.envs.ways import register_plain, register_snapshotter
 if TYPE_CHECKING:
     from milepost.envs.fresh_world import FreshWorld as FreshWorld
     from milepost.envs.reachable import Reachable as Reachable
+    from milepost.envs.verifying import Verdict as Verdict
+    from milepost.envs.verifying import verify as verify
 
 __all__ = [
     "EnvState",
@@ -23,6 +25,7 @@ __all__ = [
     "LeftOut",
     "Reachable",
     "ReplayCost",
+    "Verdict",
     "allow_pickle",
     "attach",
     "capture",
@@ -34,13 +37,19 @@ __all__ = [
     "register_snapshotter",
     "replay_costs",
     "restore",
+    "verify",
 ]
 
-_WRAPPERS = {"FreshWorld": "milepost.envs.fresh_world", "Reachable": "milepost.envs.reachable"}
+_HEAVY = {
+    "FreshWorld": "milepost.envs.fresh_world",
+    "Reachable": "milepost.envs.reachable",
+    "Verdict": "milepost.envs.verifying",
+    "verify": "milepost.envs.verifying",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import a wrapper at its first use (PEP 562): Gymnasium is heavy, and not needed for anything else here."""
-    if name in _WRAPPERS:
-        return getattr(importlib.import_module(_WRAPPERS[name]), name)
+    """Import a name at its first use (PEP 562): Gymnasium is heavy, and so is an engine, and nothing else here needs them."""
+    if name in _HEAVY:
+        return getattr(importlib.import_module(_HEAVY[name]), name)
     raise AttributeError(f"module 'milepost.envs' has no attribute {name!r}")

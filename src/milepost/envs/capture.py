@@ -102,7 +102,7 @@ def restore_layer(env: Any, state: Any, refiller: Refiller, path: str) -> None:
 class Envs:
     """Let an environment stand in the state of an engine: ``state={"envs": Envs(env)}``.
 
-    Takes a Gymnasium env, a ``SyncVectorEnv`` or a Stable-Baselines3 ``VecEnv``, with any wrappers.
+    Takes a Gymnasium env or vector env, or a Stable-Baselines3 ``VecEnv``, with any wrappers, in worker processes too.
     """
 
     def __init__(self, env: Any) -> None:

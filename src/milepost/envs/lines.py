@@ -97,9 +97,20 @@ class Subproc(Line):
 
         Forked workers hold each other's pipes open: that of a dead one never ends, and ``env_method`` would wait for ever.
         """
-        for remote, sheet in zip(self.venv.remotes, sheets, strict=True):
-            remote.send((command, sheet))
-        return [self._heard(remote, process) for remote, process in zip(self.venv.remotes, self.venv.processes, strict=True)]
+        workers = list(zip(self.venv.remotes, self.venv.processes, strict=True))
+        asked, answers = 0, []
+        try:
+            for (remote, _), sheet in zip(workers, sheets, strict=True):
+                remote.send((command, sheet))
+                asked += 1
+            for remote, process in workers:
+                answers.append(self._heard(remote, process))
+        except KeyboardInterrupt:
+            # An answer that stays in its pipe would be taken for that of the next step.
+            for remote, process in workers[len(answers) : asked]:
+                self._heard(remote, process)
+            raise
+        return answers
 
     def _heard(self, remote: Any, process: Any) -> Any:
         if remote not in wait([remote, process.sentinel]):

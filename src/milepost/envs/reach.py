@@ -71,8 +71,11 @@ class Messenger:
         if outermost is None:
             hint = "let the env factory end with milepost.envs.Reachable(env)"
             raise UsageError("the env of this worker process is not reached", kind="unreached", hint=hint)
+        # Nobody is to find it there, and what it carries may be large.
         for layer in _layers(outermost):
             vars(layer).pop(NAME, None)
+        if self.holder is not None:
+            self.holder.milepost_messenger = None
         return Place(outermost, frame)
 
     def _is_on(self, env: Any) -> bool:
@@ -142,7 +145,11 @@ def _loop(place: Place, recorder: Recorder) -> dict[str, Any]:
         return {}
     if "autoreset" in remembered:
         remembered["autoreset"] = remembered["autoreset"] or place.gate.owes_reset
+    known = len(recorder.left_out)
     found = {name: recorder.value(value, f"worker.{name}") for name, value in remembered.items()}
+    if "reset_info" in remembered:
+        # Infos of a reset may hold anything, and few ever look at them: as with a vector env of this process.
+        del recorder.left_out[known:]
     return {name: value for name, value in found.items() if value is not ABSENT}
 
 

@@ -38,8 +38,9 @@ class Reachable(gym.Wrapper[Any, Any, Any, Any]):
 
     @milepost_messenger.setter
     def milepost_messenger(self, messenger: Any) -> None:
-        messenger.holder = self
         self._messenger = messenger
+        if messenger is not None:
+            messenger.holder = self
 
     def milepost_get_state(self) -> dict[str, Any]:
         """Return nothing: outside of a worker process it is a layer that holds nothing."""

@@ -169,7 +169,7 @@ class _Walk:
 
     def _lists(self, a: Node, b: Node, path: str) -> Iterator[_Parted]:
         if len(a[-1]) != len(b[-1]) or a[1:-1] != b[1:-1]:
-            yield _Parted(path, lambda: Divergence(path, f"{a[0]} of {len(a[-1]):,}", f"{b[0]} of {len(b[-1]):,}"))
+            yield _Parted(path, lambda: Divergence(path, _length(a), _length(b)))
         for index, (left, right) in enumerate(zip(a[-1], b[-1], strict=False)):
             yield from self.nodes(left, right, f"{path}[{index}]")
 
@@ -372,6 +372,11 @@ def _shown(node: Node | None, component: ComponentRecord) -> str:
     if node is None:
         return ""
     return str(record_at(component.leaves, node).spec) if node[0] == "array" else text_of(node)
+
+
+def _length(node: Node) -> str:
+    most = f", at most {node[1]}" if node[0] == "deque" else ""
+    return f"{node[0]} of {len(node[-1]):,}{most}"
 
 
 def _described(stored: StoredRows) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from milepost.clock import Clock
@@ -69,21 +68,25 @@ def _roots(left: Root, right: Root, clock: Clock) -> Comparison:
     def ignore(path: str) -> bool:
         return is_clocked(path) or _generator(path) in idle
 
-    def parting(old: Manifest, new: Manifest) -> Parting | None:
-        apart = divergences(_side(left, old, clock), _side(right, new, clock), ignore)
+    def parting(olds: Sequence[Manifest], new: Manifest) -> Parting | None:
+        apart: list[Apart] = []
+        for old in olds:
+            apart = divergences(_side(left, old, clock), _side(right, new, clock), ignore)
+            if not apart:
+                break
         steps = (old.step, new.step) if old.step != new.step else None
         return Parting(right, old, new, tuple(apart), _resumed_from(right, new), steps) if apart or steps else None
 
     pairs = [*_pairs(left, right)]
-    ends = left.manifests[max(left.manifests)], right.manifests[max(right.manifests)]
-    end = parting(*ends)
+    last = right.manifests[max(right.manifests)]
+    end = parting([left.manifests[max(left.manifests)]], last)
     partings = (found for pair in pairs if (found := parting(*pair)))
     first = next(partings, end)
     if first is not None and not (left.has(first.one.number) and right.has(first.other.number)):
         later = (each for each in (*partings, end) if each and left.has(each.one.number) and right.has(each.other.number))
         first = replace(first, shown=next(later, None))
-    compared = len({new.number for _, new in pairs} | {ends[1].number})
-    return Comparison(compared, first, end is None, tuple(inexact(ends[1])), tuple(sorted(idle)))
+    compared = len({new.number for _, new in pairs} | {last.number})
+    return Comparison(compared, first, end is None, tuple(inexact(last)), tuple(sorted(idle)))
 
 
 def _resumed_from(root: Root, manifest: Manifest) -> int | None:
@@ -125,14 +128,17 @@ def inexact(manifest: Manifest) -> Iterator[str]:
             yield f"{part.name}: {part.exactness}{f': {part.reason}' if part.reason else ''}"
 
 
-def _pairs(left: Root, right: Root) -> Iterator[tuple[Manifest, Manifest]]:
-    """Yield generations of one moment of training. Where several of one run say that they are, nobody can tell which it is."""
-    times = Counter(_moment(manifest) for manifest in left.manifests.values() if manifest.trim_of is None)
-    there = {_moment(manifest): manifest for _, manifest in sorted(left.manifests.items())}
+def _pairs(left: Root, right: Root) -> Iterator[tuple[list[Manifest], Manifest]]:
+    """Yield each generation of ``right`` with those of the same moment of training: one of them it has to be.
+
+    There may be several: a save that was due at the last step, and the one that the script makes at its end.
+    """
+    there: dict[tuple[int, int, int], list[Manifest]] = {}
+    for _, manifest in sorted(left.manifests.items()):
+        there.setdefault(_moment(manifest), []).append(manifest)
     for _, manifest in sorted(right.manifests.items()):
-        moment = _moment(manifest)
-        if times[moment] == 1 and manifest.trim_of is None:
-            yield there[moment], manifest
+        if _moment(manifest) in there:
+            yield there[_moment(manifest)], manifest
 
 
 def _moment(manifest: Manifest) -> tuple[int, int, int]:

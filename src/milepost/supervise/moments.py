@@ -47,11 +47,12 @@ def plan(alone: Watch, kills: int, at: At, draw: Callable[[], float]) -> list[Mo
     ``draw`` returns a number in [0, 1), for ``random``. What has saved once, at its end, has no such moment.
     """
     last = alone.published - 1
+    kills = min(kills, last)
     if at == "random":
-        counts = sorted({1 + int(draw() * last) for _ in range(kills)}) if last > 0 else []
+        counts = sorted({1 + int(draw() * last) for _ in range(kills)})
     else:
-        counts = sorted({max(1, alone.published * (index + 1) // (kills + 1)) for index in range(min(kills, max(0, last)))})
-    return [_moment(alone, count, index, at, draw) for index, count in enumerate(counts) if count <= last]
+        counts = [1 + last * (2 * index + 1) // (2 * kills) for index in range(kills)]
+    return [_moment(alone, count, index, at, draw) for index, count in enumerate(counts)]
 
 
 def _moment(alone: Watch, count: int, index: int, at: At, draw: Callable[[], float]) -> Moment:
