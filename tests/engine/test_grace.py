@@ -254,6 +254,8 @@ def test_rows_gone_from_the_disk_fail_a_flush_and_the_next_safe_point_saves_them
         with pytest.raises(SaveFailed) as caught:
             looping.engine.flush_staged()
         assert caught.value.kind == "blobs-gone"
+        with pytest.raises(SaveFailed):
+            looping.engine.flush_staged()
         looping.points(4)
         assert looping.engine.wait().step == 4  # type: ignore[union-attr]
         assert loaded(looping.store) == bits(state_at(4))
@@ -410,9 +412,9 @@ def test_new_rows_are_staged_at_the_price_of_rows_and_not_of_capacity(tmp_path: 
             buffer.add(rows)
             looping.points(step)
         more = looping.engine.overhead.staged_bytes - beside
-        since_the_save = (105 + 205 + 305) * ROW
-        assert looping.stagings == 3
-        assert since_the_save < more < since_the_save + 3 * 7_000
+        since_the_save = (5 + 105 + 205 + 305) * ROW
+        assert looping.stagings == 4
+        assert since_the_save < more < since_the_save + 4 * 7_000
         flushed = looping.engine.flush_staged()
         assert flushed is not None
         assert flushed.new_bytes < 305 * ROW + 20_000
@@ -426,7 +428,7 @@ def test_rows_of_a_staging_that_nobody_wrote_are_in_the_next(tmp_path: Path, the
         looping.save(1)
         looping.points(2, 3)
         looping.points(4)
-        assert looping.stagings == 2
+        assert looping.stagings == 3
         if then == "save":
             looping.save(4)
         else:
@@ -438,6 +440,40 @@ def test_rows_of_a_staging_that_nobody_wrote_are_in_the_next(tmp_path: Path, the
         assert loaded(looping.store) == bits(state_at(5)), "what was touched since then is not in it"
         looping.save(7)
         assert loaded(looping.store) == bits(state_at(7)), "and in the next"
+
+
+@pytest.mark.parametrize("then", ["save", "flush"])
+def test_rows_that_were_touched_before_a_staging_that_nobody_wrote_are_in_the_next(tmp_path: Path, then: str) -> None:
+    buffer = Buffer()
+    buffer.rows.log.piece_bytes, buffer.rows.log.gap_bytes = 5 * ROW, 1
+    looping = Looping(tmp_path)
+    looping.state["replay"]["rows"] = buffer.rows
+    with looping:
+        buffer.add(500)
+        looping.save(1)
+        for step, row in ((2, 20), (3, 250), (4, 440)):
+            buffer.write(row, 9_000 + step)
+            buffer.rows.touch(row, row + 1)
+            buffer.add(7)
+            looping.points(step)
+        assert looping.stagings == 3
+        if then == "save":
+            looping.save(5)
+        else:
+            looping.engine.flush_staged()
+        assert events(looping.store, "published")[-1]["doubts"] == [], "and nothing had to be found out"
+        content: Any = oneshot.load(looping.store)
+        assert bits(window_of(content["replay"]["rows"])) == bits(window_of(buffer.rows))
+
+
+def test_the_time_to_the_next_save_begins_with_the_safe_point_that_was_flushed(tmp_path: Path) -> None:
+    with Looping(tmp_path, when=every(seconds=100)) as looping:
+        looping.points(1, 2)
+        looping.engine.flush_staged()
+        looping.points(3, 4)
+        assert looping.engine.wait().step == 2  # type: ignore[union-attr]
+        looping.points(5)
+        assert looping.engine.wait().step == 5  # type: ignore[union-attr]
 
 
 def test_what_a_log_doubts_is_told_with_what_is_written_and_not_with_what_is_only_staged(

@@ -175,7 +175,8 @@ class Meter:
 
     def _look_at_grace(self, grace: Grace, now_ns: int) -> None:
         """Learn how far apart safe points come, and which part of the time in between it took to stage the last one."""
-        left_ns, self._resumed_ns = self._left_ns or self._resumed_ns, None
+        left_ns = self._resumed_ns if self._left_ns is None else self._left_ns
+        self._resumed_ns = None
         if left_ns is None:
             return
         grace.note((now_ns - left_ns) / 1e9)

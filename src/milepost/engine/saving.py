@@ -295,8 +295,6 @@ class Saving:
             self._metrics.give_back(noted)
             if self._kept is not None:
                 self._kept.failure = failure
-            if self._owed:
-                self.drop()  # it relies on what is gone
         self._errors.judge(failure)
 
     def close(self) -> None:
