@@ -70,7 +70,7 @@ def can_be(cell: Cell) -> bool:
     stacked = cell.wraps in ("VecFrameStack", "all three")
     if cell.wraps in ("VecNormalize", "all three") and world.sees in ("number", "picture") and algorithm.off_policy:
         return False  # Stable-Baselines3 fails: it indexes a number as an array, and stores a picture as it was not turned
-    stacks = world.sees in ("vector", "picture") and not (stacked and "memory" in cell.algorithm)
+    stacks = world.sees in ("vector", "picture")
     return learns and (stacks or not stacked)
 
 

@@ -67,6 +67,8 @@ def _be_child(work: Callable[[], object], said: Path) -> None:
         file = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        # A test runner may have put streams of its own in their place.
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115 - until the end
         work()
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, it must not unwind into the parent's code

@@ -83,12 +83,14 @@ LISTED: tuple[Listed, ...] = (
     Listed("counters/**", "unchanged", _SEE),
     # buffers
     Listed("rollout/**", "unchanged", "emptied where a rollout begins; saved elsewhere it is not", ON),
+    Listed("replay/others/full", "recomputed", "HER draws from episodes, wherever in the buffer they lie", GOALS),
+    Listed("replay/**", "unchanged", _SEE, GOALS),
     # wrappers around the vector environment
     Listed("normalizer[*]/old_reward", "recomputed", "set by each step", NORMALIZED),
     Listed("normalizer[*]/old_obs", "recomputed", "set by each step", NORMALIZED),
     Listed("normalizer[*]/**", "unchanged", _SEE, NORMALIZED),
     # environments
-    *_each("envs/**/state/", "buf_obs buf_rews buf_infos** actions", "recomputed", "overwritten by each step before it is read"),
+    *_each("envs/**/state/", "buf_obs buf_rews buf_infos** buf_dones actions", "recomputed", "overwritten by each step"),
     Listed("envs/**/state/t_start", "clock", "when the wrapper was made"),
     Listed("envs/**/state/episode_times", "clock", "how long each episode took", MONITORED),
     Listed("envs/**/state/results_writer", "logs", "the csv file of a Monitor, which goes on where it was", MONITORED),
@@ -97,7 +99,7 @@ LISTED: tuple[Listed, ...] = (
     *_each("envs/**/state/", "episode_returns total_steps", "recomputed", "a Monitor's record, for whoever asks", MONITORED),
     Listed("envs/**/state/episode_lengths", "recomputed", "a Monitor's record, for whoever asks", MONITORED),
     Listed("envs/**/state/last_u", "recomputed", "what is drawn on a screen", ("SAC, gSDE", "RecurrentPPO")),
-    Listed("envs/**/state/_previous_data", "recomputed", "a check of the first steps"),
+    Listed("envs/**/state/_previous_data", "recomputed", "a check of the first steps", ALL[:-1]),
     Listed("envs/**/state/_np_random_seed", "ours", "what the generator was made from, for whoever asks"),
     Listed("envs/**", "unchanged", "set by the constructor, and not changed by this run"),
     # logs

@@ -103,10 +103,11 @@ def _sign(verdicts: Sequence[Verdict]) -> str:
 
 
 def _forgotten(forgot: Sequence[Forgot]) -> Iterator[str]:
-    yield "| run | items | the run differs without | only its logs differ | nothing differs |"
+    yield "| run | items | training differs without it, or does not go on | only its logs differ | nothing differs |"
     yield "|---|---:|---:|---:|---:|"
     for one in forgot:
-        yield f"| {one.run} | {len(one.items)} | {one.count('training')} | {one.count('logs')} | {one.count('nothing')} |"
+        counts = (len(one.items), one.count("training", "refused"), one.count("logs"), one.count("nothing"))
+        yield f"| {one.run} | {' | '.join(map(str, counts))} |"
     yield from ("", "What is captured and changes nothing of training when it is lost:", "")
     yield from ("| item | lost, it changes | why it is captured |", "|---|---|---|")
     rows = {(item.listed, item.effect, item.reason) for one in forgot for item in one.items if item.listed}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from exactness.__main__ import warm
 from exactness.axes import Cell, subset
 from exactness.judge import EXACT, TOLD, judge
 from exactness.worlds import WORLDS
@@ -17,6 +16,5 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("cell", subset(), ids=str)
 def test_a_killed_and_resumed_run_ends_like_one_left_alone_and_like_one_without_milepost(cell: Cell, tmp_path: Path) -> None:
     # B20, DESIGN 7.
-    warm()
     verdict = judge(cell, tmp_path)
     assert verdict.outcome == (TOLD if WORLDS[cell.world].not_exact else EXACT), verdict.detail
