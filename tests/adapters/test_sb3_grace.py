@@ -14,7 +14,8 @@ from milepost.adapters.sb3 import Checkpointing
 from milepost.lifecycle.triggers import every
 from milepost.publish.view import read
 from milepost.testing.faults import HANG_S
-from tests.adapters.sb3_runs import KILLED, SCENARIOS, build, in_child, pieces
+from tests.adapters.sb3_runs import KILLED, in_child, pieces
+from tests.adapters.sb3_scenarios import SCENARIOS, build
 from tests.engine.training import local
 
 pytestmark = pytest.mark.slow

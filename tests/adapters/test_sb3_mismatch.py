@@ -12,10 +12,12 @@ from sb3_contrib import ARS, QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from sb3_contrib.common.wrappers import TimeFeatureWrapper
 from stable_baselines3 import PPO, SAC
+from torch.optim.swa_utils import AveragedModel
 
 from milepost import MismatchError, every
 from milepost.adapters.sb3 import Checkpointing
 from milepost.store.memory import MemoryStore
+from tests.adapters.sb3_callbacks import Counting
 from tests.adapters.sb3_contrib_scenarios import venv
 from tests.adapters.sb3_runs import NET, env_of, off_policy
 
@@ -51,6 +53,18 @@ def timed(wrapped: bool) -> Any:
     return on(TRPO, env=venv(lambda: TimeFeatureWrapper(gym.make("CartPole-v1")) if wrapped else gym.make("CartPole-v1")))
 
 
+def curious(size: int, averaged: bool = True) -> Any:
+    """Return a model whose callback holds a network of its own."""
+    model = on(PPO, n_epochs=1)
+    holding = Counting()
+    vars(holding).update(net=torch.nn.Linear(4, size), other=torch.nn.Linear(4, 2))
+    if averaged:
+        holding.other = AveragedModel(holding.other)  # type: ignore[attr-defined]
+    learn = model.learn
+    model.learn = lambda steps, callback: learn(steps, callback=[callback, holding])
+    return model
+
+
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "PPO for TRPO": (lambda: on(PPO, n_epochs=1), lambda: on(TRPO), "algorithm"),
     "MaskablePPO for PPO": (masked, lambda: on(PPO, env=venv(lambda: InvalidActionEnvDiscrete(4, 1))), "algorithm"),
@@ -71,6 +85,8 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "a buffer's environments": (lambda: pendulum(CrossQ), lambda: pendulum(CrossQ, count=2), "num_envs"),
     "a policy's kind": (search, lambda: search("MlpPolicy"), "policy"),
     "another env": (search, lambda: search(env="Acrobot-v1"), "CartPoleEnv"),
+    "a network of a callback's": (lambda: curious(3), lambda: curious(2), "Counting.net"),
+    "an object of a callback's": (lambda: curious(3), lambda: curious(3, averaged=False), "Counting.other"),
     "a wrapper taken off": (lambda: timed(True), lambda: timed(False), "TimeFeatureWrapper"),
 }
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from milepost.envs.layout import values_of
 from milepost.errors import MismatchError
-from milepost.records import Difference
+from milepost.records import Difference, LeafSpec
+from milepost.state.kinds import leaf_kind
 
 if TYPE_CHECKING:
     from milepost.envs.plain import Recorder, Refiller
@@ -52,6 +54,56 @@ def record(kind: str, value: Any, recorder: Recorder, path: str) -> Any:
 def refill(saved: dict[str, Any], live: Any, refiller: Refiller, path: str) -> Any:
     """Return what `record` took apart: ``live`` itself wherever it could be kept."""
     return _KINDS[saved[KIND]][2](saved, live, refiller, path)
+
+
+def differences(saved: Any, live: Any, path: str) -> Iterator[Difference]:
+    """Yield what of a recorded tree has no object to go back to in ``live``, recorded now; in ``saved`` arrays are `LeafSpec`.
+
+    Values are data, and may come in any shape. Objects that are asked to take a state must be there, of the same class, and
+    with arrays of the same shape.
+    """
+    kind = saved.get(KIND) if isinstance(saved, dict) else None
+    if kind in _TAKE:
+        if not isinstance(live, dict) or (live.get(KIND), live.get("class")) != (kind, saved["class"]):
+            yield Difference(path, saved["class"], _described(live), "type")
+        else:
+            inside = _shape_differences if kind == "stateful" else differences
+            yield from inside(saved["state"], live["state"], path)
+        return
+    for name, one, other in _common(saved, live):
+        yield from differences(one, other, f"{path}.{name}")
+
+
+def _shape_differences(saved: Any, live: Any, path: str) -> Iterator[Difference]:
+    saved, live = values_of(saved), values_of(live)
+    if isinstance(saved, LeafSpec):
+        kind = leaf_kind(type(live))
+        here = kind.describe(live, path) if kind is not None else None
+        if here is None or here.shape != saved.shape:
+            yield Difference(path, str(saved), _described(live) if here is None else str(here), "shape")
+        return
+    if (
+        isinstance(saved, dict)
+        and saved.get(KIND) == "OrderedDict"
+        and isinstance(live, dict)
+        and live.get("keys") != saved["keys"]
+    ):
+        yield Difference(path, f"keys {saved['keys']}", f"keys {live.get('keys')}", "type")
+        return
+    # What only one side has may be an optimizer's state, which is made at its first step.
+    for name, one, other in _common(saved, live):
+        yield from _shape_differences(one, other, f"{path}.{name}")
+
+
+def _common(saved: Any, live: Any) -> list[tuple[Any, Any, Any]]:
+    if isinstance(saved, dict) and isinstance(live, dict):
+        return [(name, saved[name], live[name]) for name in saved if name in live]
+    both = isinstance(saved, (list, tuple)) and isinstance(live, (list, tuple))
+    return list(zip(range(len(saved)), saved, live, strict=False)) if both else []
+
+
+def _described(live: Any) -> str:
+    return str(live["class"]) if isinstance(live, dict) and "class" in live else type(live).__name__
 
 
 def is_typed(kind: str) -> bool:
@@ -169,6 +221,7 @@ def _speaks(*names: str) -> Callable[[object], bool]:
     return lambda value: all(callable(getattr(type(value), name, None)) for name in names)
 
 
+_TAKE = ("own", "stateful", "object")
 _KINDS: dict[str, tuple[Callable[[object], bool], Callable[[Any, Any, str], Any], Callable[[Any, Any, Any, str], Any]]] = {
     "own": (_speaks("milepost_get_state", "milepost_set_state"), _record_own, _refill_own),
     "stateful": (_speaks("state_dict", "load_state_dict"), _record_stateful, _refill_stateful),

@@ -26,6 +26,7 @@ from milepost.adapters.sb3.subject import Subject
 from milepost.clock import SystemClock
 from milepost.envs.capture import capture_layer, restore_layer
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.typed import differences
 from milepost.records import Difference
 from milepost.state.kinds import register_in_place
 from milepost.state.rng import Rng
@@ -303,7 +304,19 @@ def _set_callback(callback: Any, saved: Any, refiller: Refiller, path: str) -> N
 
 
 def _callback_differences(subject: Subject, saved: Any) -> list[Difference]:
-    return _path_differences(saved["callbacks"], [path for path, _ in _plain_callbacks(subject)])
+    live = dict(_plain_callbacks(subject))
+    found = _path_differences(saved["callbacks"], list(live))
+    return found + _held_differences(subject, saved["callbacks"], live)
+
+
+def _held_differences(subject: Subject, saved: dict[str, Any], live: dict[str, Any]) -> list[Difference]:
+    """Return what the callbacks held and do not hold any more, or hold in another shape: a network, an optimizer."""
+    both = [(path, saved[path], callback) for path, callback in live.items() if path in saved]
+    return [
+        found
+        for path, one, callback in both
+        for found in differences(one["state"], _callback(subject, path, callback, Recorder())["state"], path)
+    ]
 
 
 def _path_differences(saved: Any, live: list[str]) -> list[Difference]:
@@ -334,6 +347,7 @@ def _set_evaluation(subject: Subject, state: Any) -> None:
 def _evaluation_differences(subject: Subject, saved: Any) -> list[Difference]:
     live = dict(subject.evaluations)
     found = _path_differences(saved, list(live))
+    found += _held_differences(subject, {path: node["callback"] for path, node in saved.items()}, live)
     for path in live.keys() & saved.keys():
         found += envs.differences(live[path].eval_env, saved[path]["env"], f"{path}.eval_env")
     return found
