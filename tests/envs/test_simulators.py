@@ -122,6 +122,9 @@ def alone(tree: dict[str, Any]) -> dict[str, Any]:
 def test_an_emulator_whose_last_action_is_not_known_says_so_until_it_is() -> None:
     env = gym.make("ALE/Breakout-v5")
     env.reset(seed=1)
+    assert envs.capture(env).left_out == ()
+    env = gym.make("ALE/Breakout-v5")
+    env.reset(seed=1)
     env.step(2)
     assert "attach" in envs.capture(env).left_out[0].reason
     for _ in range(20):

@@ -126,7 +126,8 @@ class Mujoco(Way):
 
 
 _UNKNOWN_ACTION = (
-    "its emulator repeats actions, and which was the last is not known yet: call milepost.envs.attach before its first reset"
+    "its emulator repeats actions, and which was the last is known only some frames after it was first seen; "
+    "a later save holds it, and with milepost.envs.attach before the first reset every one does"
 )
 _GYMNASIUMS = "gymnasium.envs.mujoco."
 _MADE_ANEW = ("model", "data", "mujoco_renderer", "fullpath")

@@ -43,7 +43,8 @@ class FollowedAle:
         self._stretches: list[_Stretch] = []
         self._acts: list[tuple[Any, float]] = []
         """Those of the newest stretch."""
-        self._begin(known=False)
+        # No frame since the reset: nobody has acted.
+        self._begin(known=ale.getEpisodeFrameNumber() == 0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ale, name)
