@@ -85,7 +85,7 @@ EVERY = 7
 """Steps between saves: so that there are generations enough to choose from, after odd and even numbers of updates."""
 
 
-def forget_each(run: str, generations: int = 4) -> Forgot:
+def forget_each(run: str, generations: int = 6) -> Forgot:
     """Resume a run without each of its items in turn, train it to its end, and compare with the list.
 
     From several generations, since at one of them an item may be what it is in a fresh run, or be saved by chance.

@@ -18,6 +18,7 @@ EFFECTS = {
     "shared": ("nothing", "refused"),
     "twice": ("nothing",),
     "ours": ("nothing",),
+    "record": ("nothing", "logs"),
     "clock": ("nothing", "logs"),
 }
 """Why something may be on the list, and what may differ without it."""
@@ -32,8 +33,8 @@ class Listed:
     why: str
     """``logs``: it only tells of the run. ``recomputed``: made anew before it is read. ``constant``: here, a run that has
     just started has the same. ``unchanged``: so it is with what is meant here; what is not so is not meant. ``shared``: made
-    anew, but other items refer to it. ``twice``: another item holds the same object. ``ours``: milepost's own account of the
-    run. ``clock``: no two runs have it equal."""
+    anew, but other items refer to it. ``record``: a maximum so far, which shows only if it is not reached again. ``twice``:
+    another item holds the same object. ``ours``: milepost's own account of the run. ``clock``: no two runs have it equal."""
     text: str
     runs: tuple[str, ...] = field(default=ALL)
 
@@ -107,10 +108,11 @@ LISTED: tuple[Listed, ...] = (
     Listed("extra/logger/outputs[*]/**", "logs", "the rows so far; rows after the checkpoint are made again"),
     Listed("extra/logger/pending/name_to_excluded/**", "shared", "set with the value that it goes with"),
     *_each("extra/lists/callback:CallbackList/state/", "n_calls num_timesteps", "recomputed", "a list's own; set by each step"),
+    Listed("extra/exploration/*/exploration_matrices", "recomputed", "read only with several environments", ("SAC, gSDE",)),
     Listed("extra/**", "unchanged", _SEE),
     # evaluation
     *_each(f"{_EVALUATION}/callback/state/", "num_timesteps last_mean_reward", "recomputed", "set by each evaluation", EVALUATED),
-    Listed(f"{_EVALUATION}/callback/state/best_mean_reward", "logs", "says whether a new best model is written", EVALUATED),
+    Listed(f"{_EVALUATION}/callback/state/best_mean_reward", "record", "says whether a new best model is written", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", f"{_OF_AN_EPISODE} {_FIRST} t_start _np_random_seed", "recomputed",
            "the environment is reset when an evaluation begins", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", "needs_reset episode_times total_steps", "recomputed",
