@@ -17,6 +17,7 @@ from gymnasium.wrappers import (
     FrameStackObservation,
     NormalizeObservation,
     NormalizeReward,
+    PassiveEnvChecker,
     RecordEpisodeStatistics,
     StickyAction,
     TimeAwareObservation,
@@ -385,3 +386,30 @@ def test_a_class_that_can_say_nothing_at_this_moment_is_named_and_not_whole() ->
     state = envs.capture(Busy())
     assert "moment" in state.left_out[0].reason
     assert not envs.is_whole(state.tree)
+
+
+@envs.register_plain
+class Talkative(gym.Env[Any, Any]):
+    """Put what is no data into its infos."""
+
+    observation_space = spaces.Box(0, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.np_random.random(2, np.float32), 0.0, False, False, {"object": object()}
+
+
+def test_a_checker_that_has_lost_what_it_compares_with_does_not_fail_at_the_next_step() -> None:
+    # Saved after the first step of all, and brought back into an env that nobody has reset yet.
+    original, fresh = (PassiveEnvChecker(Talkative()) for _ in range(2))
+    original.reset(seed=1)
+    original.step(0)
+    saved = envs.capture(original)
+    assert saved.left_out == ()
+    expected = original.step(1)[0].tobytes()
+    envs.restore(fresh, saved.tree)
+    assert fresh.step(1)[0].tobytes() == expected
