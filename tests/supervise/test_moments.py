@@ -67,6 +67,12 @@ def test_a_kill_during_a_save_waits_for_the_first_data_after_its_generation() ->
     assert hunt.is_due(seen(2, blobs=4), 10**12)
 
 
+def test_a_kill_during_a_save_does_not_wait_for_data_that_came_before_anybody_looked() -> None:
+    # A command that stands still after its last save would stand there until the time is up.
+    hunt = Hunt(Moment(2, at_save=True))
+    assert hunt.is_due(seen(3, blobs=3), 0)
+
+
 @pytest.mark.parametrize("at", ["each", "random"])
 def test_a_run_that_saves_once_has_no_such_moment(at: Any) -> None:
     assert plan(alone(1), 3, at, lambda: 0.5) == []

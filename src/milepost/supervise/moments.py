@@ -35,9 +35,10 @@ class Hunt:
             return False
         if self._reached_ns is None:
             self._reached_ns, self._published, self._blobs = now_ns, watch.published, watch.blobs
+        # Where the next save is there already, it went faster than we look, or than the run that was left alone. To wait for one
+        # more could be to wait for what never comes.
         if self.moment.at_save:
-            return watch.blobs > self._blobs
-        # Between two saves: where the next is there already, it went faster than the run that was left alone.
+            return watch.blobs > self._blobs or watch.published > self.moment.published
         return now_ns - self._reached_ns >= self.moment.wait_ns or watch.published > self._published
 
 
