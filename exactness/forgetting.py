@@ -81,11 +81,13 @@ class Forgot:
         return sum(item.effect in effects for item in self.items)
 
 
+GENERATIONS, MORE = 4, {"DQN": 6}
+"""From how many generations a run goes on. An observation shows only where no action is drawn at random: of such a run more."""
 EVERY = 7
 """Steps between saves: so that there are generations enough to choose from, after odd and even numbers of updates."""
 
 
-def forget_each(run: str, generations: int = 4) -> Forgot:
+def forget_each(run: str) -> Forgot:
     """Resume a run without each of its items in turn, train it to its end, and compare with the list.
 
     From several generations, since at one of them an item may be what it is in a fresh run, or be saved by chance.
@@ -96,7 +98,7 @@ def forget_each(run: str, generations: int = 4) -> Forgot:
     with tempfile.TemporaryDirectory(prefix="exactness-") as folder, _quiet():
         place = Path(folder)
         whole = hashes_of(script.train(cell, place / "logs", 1, [_saving(cell, place / "run")]))
-        for number in _middle(place / "run", generations):
+        for number in _middle(place / "run", MORE.get(run, GENERATIONS)):
             scene = _Scene(cell, place, number, whole)
             scene.look()
             for item in scene.items(found):

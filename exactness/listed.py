@@ -111,7 +111,8 @@ LISTED: tuple[Listed, ...] = (
     Listed("extra/**", "unchanged", _SEE),
     # evaluation
     *_each(f"{_EVALUATION}/callback/state/", "num_timesteps last_mean_reward", "recomputed", "set by each evaluation", EVALUATED),
-    Listed(f"{_EVALUATION}/callback/state/best_mean_reward", "logs", "says whether a new best model is written", EVALUATED),
+    Listed(f"{_EVALUATION}/callback/state/best_mean_reward", "logs", "says whether a new best model is written", ("PPO",)),
+    Listed(f"{_EVALUATION}/callback/state/best_mean_reward", "recomputed", "a later evaluation is no worse here", ("DQN",)),
     *_each(f"{_EVALUATION}/env/**/state/", f"{_OF_AN_EPISODE} {_FIRST} t_start _np_random_seed", "recomputed",
            "the environment is reset when an evaluation begins", EVALUATED),
     *_each(f"{_EVALUATION}/env/**/state/", "needs_reset episode_times total_steps", "recomputed",
