@@ -108,6 +108,7 @@ LISTED: tuple[Listed, ...] = (
     Listed("extra/logger/outputs[*]/**", "logs", "the rows so far; rows after the checkpoint are made again"),
     Listed("extra/logger/pending/name_to_excluded/**", "shared", "set with the value that it goes with"),
     *_each("extra/lists/callback:CallbackList/state/", "n_calls num_timesteps", "recomputed", "a list's own; set by each step"),
+    Listed("extra/exploration/*/exploration_matrices", "recomputed", "read only with several environments", ("SAC, gSDE",)),
     Listed("extra/**", "unchanged", _SEE),
     # evaluation
     *_each(f"{_EVALUATION}/callback/state/", "num_timesteps last_mean_reward", "recomputed", "set by each evaluation", EVALUATED),
