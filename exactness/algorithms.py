@@ -132,8 +132,3 @@ def make_model(name: str, sees: str, venv: Any, seed: int) -> Any:
     }
     made = getattr(importlib.import_module(module), cls)
     return made(policy[sees], venv, policy_kwargs=kwargs, seed=seed, device="cpu", **settings)
-
-
-def masks_of(world_masked: bool, algorithm: Algorithm) -> bool:
-    """Return whether the two go together: masks are learned from by `MaskablePPO` alone, and it from nothing else."""
-    return world_masked == algorithm.masks

@@ -87,6 +87,7 @@ LISTED: tuple[Listed, ...] = (
     Listed("replay/others/full", "recomputed", "HER draws from episodes, wherever in the buffer they lie", GOALS),
     Listed("replay/**", "unchanged", _SEE, GOALS),
     # wrappers around the vector environment
+    Listed("normalizer[*]/action_space", "twice", "the environments' own, with which it comes back", NORMALIZED),
     Listed("normalizer[*]/old_reward", "recomputed", "set by each step", NORMALIZED),
     Listed("normalizer[*]/old_obs", "recomputed", "set by each step", NORMALIZED),
     Listed("normalizer[*]/**", "unchanged", _SEE, NORMALIZED),

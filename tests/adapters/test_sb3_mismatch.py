@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ from sb3_contrib.common.wrappers import TimeFeatureWrapper
 from stable_baselines3 import PPO, SAC
 from torch.optim.swa_utils import AveragedModel
 
-from milepost import MismatchError, every
+from milepost import CheckpointEngine, MismatchError, every
 from milepost.adapters.sb3 import Checkpointing
+from milepost.engine import provenance
 from milepost.store.memory import MemoryStore
 from tests.adapters.sb3_callbacks import Counting
 from tests.adapters.sb3_contrib_scenarios import venv
@@ -104,3 +106,19 @@ def test_what_was_changed_is_named_and_nothing_is_touched(case: str) -> None:
     assert found, [str(difference) for difference in caught.value.differences]
     assert all(difference.saved != difference.live for difference in caught.value.differences)
     assert all(torch.equal(one, other) for one, other in zip(held, model.policy.state_dict().values(), strict=True))
+
+
+def test_another_version_of_whatever_bits_depend_on_is_named_at_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Simulators too: another version of one steps otherwise, and its state may fit all the same.
+    for _, module in provenance.PACKAGES:
+        importlib.import_module(module)
+    store, state = MemoryStore(), {"extra": {"a": 1}}
+    with CheckpointEngine(store, state=state, writer="inline") as engine:
+        engine.save(1)
+    assert not {"", "unknown"} & set(provenance.versions(provenance.PACKAGES).values())
+    monkeypatch.setattr(provenance, "_version", lambda package, module: f"another {module}")
+    with CheckpointEngine(store, state=state, writer="inline") as engine:
+        restored = engine.resume()
+    assert restored is not None
+    named = {warning.partition(":")[0] for warning in restored.warnings}
+    assert named == {f"version/{package}" for package, _ in provenance.PACKAGES if package != "milepost"}

@@ -413,3 +413,57 @@ def test_a_checker_that_has_lost_what_it_compares_with_does_not_fail_at_the_next
     expected = original.step(1)[0].tobytes()
     envs.restore(fresh, saved.tree)
     assert fresh.step(1)[0].tobytes() == expected
+
+
+class Speaking(OpenCorridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(2)
+
+
+class Scripted(Corridor):
+    """Somebody else's."""
+
+
+class Told(Corridor):
+    """Made by what it was told."""
+
+
+class Jar(Corridor):
+    """Pickled."""
+
+
+class Unknown(Corridor):
+    """Of which nobody knows anything."""
+
+
+def registered() -> None:
+    envs.register_snapshotter(
+        Scripted,
+        lambda env: {"place": env.place, "rng": env.np_random.bit_generator.state},
+        lambda env, state: (
+            setattr(env, "place", state["place"]),
+            setattr(env.np_random.bit_generator, "state", state["rng"]),
+        ),
+    )
+    envs.register_replayed(Told)
+    envs.allow_pickle(Jar)
+
+
+@pytest.mark.parametrize("cls", [OpenCorridor, Speaking, PlainCorridor, Scripted, Told, Jar, Unknown])
+def test_sampling_goes_on_where_it_was_by_whichever_way_an_env_is_captured(cls: type[Corridor]) -> None:
+    # A space of the class is no attribute of the env, and an env that speaks for itself does not speak of its spaces.
+    registered()
+    env = gym.wrappers.TimeLimit(cls(), 50)
+    envs.attach(env)
+    env.action_space.seed(3)
+    env.reset(seed=1)
+    env.step(env.action_space.sample())
+    tree = copy.deepcopy(envs.capture(env).tree)
+    expected = [env.action_space.sample() for _ in range(40)]
+    fresh = gym.wrappers.TimeLimit(cls(), 50)
+    envs.attach(fresh)
+    fresh.action_space.seed(8)
+    fresh.reset(seed=2)
+    envs.restore(fresh, tree)
+    assert [fresh.action_space.sample() for _ in range(40)] == expected

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from milepost import envs
 from milepost.envs import recording
+from milepost.errors import MismatchError
 from tests.envs.told import Walk, bits, captured, goes_on_alike, lander, play, reason, walked
 
 
@@ -109,7 +110,18 @@ def test_draws_of_others_between_steps_are_followed() -> None:
     env.reset(seed=3)
     play(env, 70)
     env.unwrapped.np_random.normal(size=3)
+    tree = copy.deepcopy(envs.capture(env).tree)
     assert goes_on_alike(make, env, 60)
+    tree["inner"][0]["inner"][0]["state"]["events"] = []
+    with pytest.raises(MismatchError) as caught:
+        told_again(make, tree)
+    assert caught.value.kind == "env-lies"
+
+
+def told_again(make: Callable[[], Any], tree: dict[str, Any]) -> None:
+    fresh = make()
+    fresh.reset(seed=4)
+    envs.restore(fresh, tree)
 
 
 def test_a_sticky_lander_goes_on_as_it_would_have() -> None:

@@ -103,10 +103,10 @@ class LeavesItsGenerator(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self) -> None:
         super().__init__(Plain())
-        self.action_space = gym.spaces.Discrete(2, seed=int(os.getpid()))
+        self.luck = np.random.default_rng(os.getpid())
 
     def milepost_get_state(self) -> dict[str, Any]:
-        return {"drawn": int(self.action_space.np_random.bit_generator.state["state"]["state"] % 2**31)}
+        return {"drawn": int(self.luck.bit_generator.state["state"]["state"] % 2**31)}
 
     def milepost_set_state(self, state: dict[str, Any]) -> None:
         pass

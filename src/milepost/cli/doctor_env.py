@@ -72,7 +72,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     yield from ("", *table(("LAYER", "CAPTURED", "SIZE", "MS"), rows, right=("SIZE", "MS")), "")
     yield from (f"left out: {plain(left)}" for left in verdict.left_out)
     if not verdict.whole:
-        yield "NOT EXACT: not every layer is captured. At a resume it is reset, and training goes on, but not with the same bits"
+        yield "NOT EXACT: not every layer is captured. It has to be reset after a resume, and training goes on with other bits"
     elif verdict.error:
         yield "NOT EXACT: in a new process it could not be brought back, or failed after that"
         yield from (f"  {plain(line)}" for line in verdict.error.splitlines())

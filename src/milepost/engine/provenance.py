@@ -19,7 +19,19 @@ from milepost.publish.term import Identity
 from milepost.records import Provenance
 from milepost.store.process import boot_id
 
-PACKAGES = ("milepost", "numpy", "torch", "gymnasium", "stable-baselines3")
+PACKAGES = (
+    ("milepost", "milepost"),
+    ("numpy", "numpy"),
+    ("torch", "torch"),
+    ("gymnasium", "gymnasium"),
+    ("stable-baselines3", "stable_baselines3"),
+    ("sb3-contrib", "sb3_contrib"),
+    ("mujoco", "mujoco"),
+    ("ale-py", "ale_py"),
+    ("box2d", "Box2D"),
+    ("opencv", "cv2"),
+)
+"""What the bits of a run depend on: packages, with the modules that they are imported as."""
 
 
 def identity() -> Identity:
@@ -49,22 +61,20 @@ def attempt() -> int:
     return int(text)
 
 
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python and of those ``packages`` that are installed and imported."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        if package.replace("-", "_") in sys.modules:
-            found[package] = _version(package)
-    return found
+def versions(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the versions of Python and of those ``packages`` that are imported."""
+    imported = {package: _version(package, module) for package, module in packages if module in sys.modules}
+    return {"python": platform.python_version()} | imported
 
 
 @cache
-def _version(package: str) -> str:
+def _version(package: str, module: str) -> str:
     # Asked once a process, since each answer is a file that is parsed as a mail: a millisecond, and a start asks twice for each.
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        # Box2D and OpenCV are installed under several names, and imported under one.
+        return str(getattr(sys.modules[module], "__version__", "unknown"))
 
 
 @cache

@@ -29,7 +29,7 @@ def attributes_of(env: Any, recorder: Recorder, path: str, *, known: bool, skip:
     among them: the script sets them again, and a changed setting wins. What moves by itself is no setting: a space has a
     generator, and an object that was given in the place of a function may remember what it was called with.
     """
-    configured = _configured(env.__class__) if known else frozenset()
+    configured = arguments_of(env.__class__) if known else frozenset()
     names = {
         name
         for name, value in vars(env).items()
@@ -47,6 +47,7 @@ def _is_setting(value: object) -> bool:
 
 
 @cache
-def _configured(cls: Any) -> frozenset[str]:
+def arguments_of(cls: Any) -> frozenset[str]:
+    """Return the names of all arguments of a class's constructors; asked for at every save, while training waits."""
     inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
     return frozenset(name for init in inits for name in inspect.signature(init).parameters)

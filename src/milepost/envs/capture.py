@@ -12,7 +12,7 @@ from typing import Any
 from milepost.envs.layers import inner_of, join, names_within
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.proof import prove, shown
-from milepost.envs.spaces import space_differences, spaces_of
+from milepost.envs.spaces import held_by, space_differences, spaces_of
 from milepost.envs.ways import way_named, way_of
 from milepost.errors import MismatchError
 from milepost.records import Difference
@@ -153,15 +153,30 @@ def _node(env: Any, recorder: Recorder, path: str, elsewhere: Collection[str]) -
         "spaces": spaces_of(env, inner),
         "way": "elsewhere" if others else way_of(env).name,
         "state": None if others else capture_layer(env, recorder, here),
+        **({} if others else _space_generators(env, recorder, here)),
         **({} if others else shown(env)),
         "inner": [_node(layer, recorder, name, elsewhere) for layer, name in zip(inner, names_within(here, inner), strict=True)],
     }
+
+
+def _space_generators(env: Any, recorder: Recorder, path: str) -> dict[str, Any]:
+    """Return the generators of the layer's spaces that nobody has read by now.
+
+    A loop that samples an action draws from them, and no env says so in a state of its own.
+    """
+    unread = {name: space for name, space in held_by(env).items() if not recorder.has_met(space)}
+    found = {name: recorder.value(space, f"{path}.{name}") for name, space in unread.items()}
+    return {"space_generators": found} if found else {}
 
 
 def _restore(env: Any, tree: dict[str, Any], refiller: Refiller, path: str) -> None:
     here = join(path, type(env).__name__)
     if tree["way"] not in ("elsewhere", "none"):
         restore_layer(env, tree["state"], refiller, here)
+    held = held_by(env)
+    # After the layer, which may sample from its spaces while it is brought back.
+    for name, saved in tree.get("space_generators", {}).items():
+        refiller.value(saved, held.get(name), f"{here}.{name}")
     inner = list(inner_of(env))
     for layer, node, name in zip(inner, tree["inner"], names_within(here, inner), strict=True):
         _restore(layer, node, refiller, name)

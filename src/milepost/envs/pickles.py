@@ -50,7 +50,7 @@ class Pickled(Way):
         return type(env) in _allowed
 
     def capture(self, env: Any, recorder: Recorder, path: str) -> Any:
-        """Return the pickle, and the generators of the spaces; None if its copy is not like the layer."""
+        """Return the pickle; None if its copy is not like the layer."""
         kept = _kept(env)
         try:
             data = pickled_within(env, kept, path)
@@ -60,26 +60,19 @@ class Pickled(Way):
         if reason:
             recorder.left_out.append(LeftOut(path, reason))
             return None
-        return {"pickle": np.frombuffer(data, np.uint8), "spaces": _spaces(env, recorder, path)}
+        return {"pickle": np.frombuffer(data, np.uint8)}
 
-    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Give the live object everything that the copy holds."""
         copy = unpickled_within(state["pickle"].tobytes(), _kept(env), path)
-        spaces = {name: vars(env)[name] for name in state["spaces"]}
         vars(env).clear()
         vars(env).update(vars(copy))
-        for name, saved in state["spaces"].items():
-            refiller.value(saved, spaces[name], f"{path}.{name}")
 
 
 def _kept(env: Any) -> dict[str, object]:
     """Return, by name, what is not of the layer's own: its spaces, and the layers within."""
     kept = {name: value for name, value in vars(env).items() if is_space(value) or (name in _KEPT and value is not None)}
     return {**kept, **{f"layer {number}": layer for number, layer in enumerate(all_within(env))}}
-
-
-def _spaces(env: Any, recorder: Recorder, path: str) -> dict[str, Any]:
-    return {name: recorder.value(value, f"{path}.{name}") for name, value in vars(env).items() if is_space(value)}
 
 
 def _remakes_itself(env: Any) -> str | None:

@@ -135,6 +135,10 @@ class Recorder:
                 del self._met[met]
         return found
 
+    def has_met(self, value: object) -> bool:
+        """Return whether ``value`` itself is in the tree by now."""
+        return id(value) in self._met
+
     def _again(self, first: str | None, path: str) -> Any:
         return self.leave(path, "it contains itself") if first is None else {KIND: "same", "as": first}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -18,6 +18,7 @@ from typing import Any
 
 from milepost.envs.capture import attach, capture, describe, differences, restore
 from milepost.envs.gate import Gate
+from milepost.envs.layers import all_within
 from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller
 from milepost.envs.ways import registrations
 from milepost.errors import MilepostError, MismatchError, UsageError
@@ -72,7 +73,7 @@ class Messenger:
             hint = "let the env factory end with milepost.envs.Reachable(env)"
             raise UsageError("the env of this worker process is not reached", kind="unreached", hint=hint)
         # Nobody is to find it there, and what it carries may be large.
-        for layer in _layers(outermost):
+        for layer in (outermost, *all_within(outermost)):
             vars(layer).pop(NAME, None)
         if self.holder is not None:
             self.holder.milepost_messenger = None
@@ -155,7 +156,7 @@ def _loop(place: Place, recorder: Recorder) -> dict[str, Any]:
 
 def _status(env: Any) -> dict[str, Any]:
     """Return what is known of the worker's progress, without making a generator where there is none yet."""
-    layers = list(_layers(env))
+    layers = [env, *all_within(env)]
     return {
         "seed": vars(layers[-1]).get("_np_random_seed"),
         "episode_steps": next((vars(layer)["_elapsed_steps"] for layer in layers if "_elapsed_steps" in vars(layer)), None),
@@ -213,12 +214,6 @@ _ANSWERS: dict[str, Callable[[Place, Any], Any]] = {
     "restore": _restore,
     "stand in": _stand_in,
 }
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    while env is not None:
-        yield env
-        env = vars(env).get("env")
 
 
 def _as_data(difference: Difference) -> tuple[str, str, str, str]:

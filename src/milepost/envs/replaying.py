@@ -17,7 +17,7 @@ from milepost.envs.actionlog import ActionLog, Pieces
 from milepost.envs.compare import first_difference
 from milepost.envs.inplace import standing_in
 from milepost.envs.layers import inner_of
-from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller, is_space, same
+from milepost.envs.plain import ABSENT, LeftOut, Recorder, Refiller, same
 from milepost.envs.recording import Recording
 from milepost.envs.replayed import Replayed, registered
 from milepost.envs.way import Way
@@ -79,15 +79,14 @@ class Replay(Way):
         if found.unknown:
             recorder.left_out.append(LeftOut(path, found.unknown))
             return None
-        spaces = {name: recorder.value(space, f"{path}.{name}") for name, space in _spaces(env).items()}
-        state = {"begun": found.begun, "made_with": found.made_with, "spaces": spaces}
+        state = {"begun": found.begun, "made_with": found.made_with}
         if found.begun:
             return {**state, **found.tree(), "proof": _proof(env, found)}
         start = recording.start_of(env, found.kind)
         assert not isinstance(start, str), "what is known to be carried is plain"
         return {**state, "start": start}
 
-    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:
+    def restore(self, env: Any, state: Any, refiller: Refiller, path: str) -> None:  # noqa: ARG002
         """Tell it again."""
         self.attach(env)
         found = _recording(env)
@@ -96,9 +95,6 @@ class Replay(Way):
             _tell_again(env, found, state, path)
         else:
             found.not_begun()
-        for name, space in _spaces(env).items():
-            # Afterwards: an env may sample from its spaces.
-            refiller.value(state["spaces"].get(name), space, f"{path}.{name}")
 
     def observed(self, env: Any) -> Any:
         """Return the last observation."""
@@ -134,12 +130,6 @@ def _refused(env: Any) -> str:
     if next(inner_of(env), None) is not None:
         return "it holds another env, and only the innermost can be told again: give it milepost_get_state, or register_plain"
     return _kind_of(env).refused(env)
-
-
-def _spaces(env: Any) -> dict[str, Any]:
-    """Return the env's spaces, which have generators of their own."""
-    held = {name: getattr(env, name, None) for name in ("action_space", "observation_space")}
-    return {name: space for name, space in held.items() if is_space(space)}
 
 
 def _recording(env: Any) -> Recording:

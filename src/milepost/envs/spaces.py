@@ -1,4 +1,4 @@
-"""Compare the spaces of an environment with those of the saved one: networks and what they have learned are shaped by them."""
+"""Find the spaces of an environment, and compare them with the saved one's: networks and what they learn have their shape."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from milepost.envs.plain import is_space
 from milepost.records import Difference
 
 _LONGEST = 300
@@ -15,6 +16,14 @@ def spaces_of(env: Any, inner: Sequence[Any]) -> dict[str, str] | None:
     """Return a layer's spaces as text, or None if they are those of the (first) layer within."""
     own = _texts(env)
     return own if not inner or own != _texts(inner[0]) else None
+
+
+def held_by(env: Any) -> dict[str, Any]:
+    """Return the spaces that a layer or its class holds, by attribute; not those that it passes on from the layer within."""
+    named: dict[str, Any] = {}
+    for owner in (*reversed(type(env).__mro__), env):
+        named |= vars(owner)
+    return {name: value for name, value in named.items() if is_space(value)}
 
 
 def space_differences(env: Any, node: dict[str, Any], path: str) -> list[Difference]:

@@ -194,7 +194,7 @@ def _told(state: Any, again: Any, path: str) -> Difference | None:
 def _reason(env: Any) -> str:
     name = class_name(env)
     if name.startswith(_NATIVE_MODULES):
-        return "its state is in native memory, which this version does not capture"
+        return "its state is in native memory, and it gives none: make it of single envs, in SyncVectorEnv or AsyncVectorEnv"
     return (
         "nobody knows its state: give its class milepost_get_state and milepost_set_state, or call register_snapshotter, "
         "register_plain, register_replayed or allow_pickle of milepost.envs, whichever is true of it"

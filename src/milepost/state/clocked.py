@@ -1,6 +1,6 @@
 """Name the leaves that hold wall-clock values: no two runs have them equal, however exact they are.
 
-One list, for whoever compares two runs: ``milepost selftest`` and the exactness matrix. It is kept narrow: a path is on
+One list, for whoever compares what runs have saved: ``milepost selftest`` and ``doctor env``. It is kept narrow: a path is on
 it only where milepost itself knows what lies there. ``counters/t`` of somebody's own loop is a step, and is compared.
 """
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from milepost import envs
+from milepost.envs.attributes import arguments_of
 from milepost.envs.plain import ABSENT, LeftOut, Recorder, class_name, same
 
 # A resume is exact whatever seed the constructor drew from: every generator is overwritten.
@@ -79,15 +78,8 @@ def settings(owner: Any, names: frozenset[str]) -> dict[str, Any]:
 
 def configured(owner: object) -> frozenset[str]:
     """Return the attributes of ``owner`` which its constructors' arguments set."""
-    names = _arguments(type(owner))  # type: ignore[arg-type] # a class can be hashed, whatever its objects are
+    names = arguments_of(type(owner))  # type: ignore[arg-type] # a class can be hashed, whatever its objects are
     return frozenset(name for name in vars(owner) if name.lstrip("_") in names)
-
-
-@lru_cache(maxsize=64)
-def _arguments(type_: type) -> frozenset[str]:
-    """Return the names of all arguments of a class's constructors; asked for at every save, while training waits."""
-    inits = [vars(base)["__init__"] for base in type_.__mro__ if "__init__" in vars(base) and base is not object]
-    return frozenset(name for init in inits for name in inspect.signature(init).parameters)
 
 
 def optimizers(model: BaseAlgorithm) -> dict[str, torch.optim.Optimizer]:
