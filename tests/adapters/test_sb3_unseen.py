@@ -102,6 +102,22 @@ class Once(BaseCallback):
         return True
 
 
+class Settings:
+    """Hold what a script was told, and never change."""
+
+    def __init__(self) -> None:
+        self.rates = [0.1, 0.2]
+
+
+class Configured(BaseCallback):
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        super().__init__()
+        self.settings, self.folder = settings, folder
+
+    def _on_step(self) -> bool:
+        return True
+
+
 class Counting(BaseCallback):
     calls = 0
 
@@ -170,6 +186,7 @@ SCENARIOS: dict[str, Callable[[Path], Made]] = {
         [Once(lambda model: model.env.env_method("set_wrapper_attr", "_max_episode_steps", 5))],
     ),
     "a callback within one of one's own": lambda at: (small(at), [Around(Counting())]),
+    "an object that holds settings": lambda at: (small(at), [Configured(Settings(), at)]),
     "a function as a callback": lambda at: (small(at), [ConvertCallback(counting_function())]),
 }
 
@@ -219,6 +236,7 @@ class Held(BaseCallback):
         self.meter = meter
 
     def _on_step(self) -> bool:
+        self.meter.count += 1
         return True
 
 
@@ -226,6 +244,10 @@ class Watching(FlattenExtractor):
     def __init__(self, space: Any) -> None:
         super().__init__(space)
         self.meter = Meter()
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        self.meter.count += 1
+        return super().forward(observations)
 
 
 NAMED: dict[str, tuple[Callable[[Path], Made], str]] = {

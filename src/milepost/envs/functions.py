@@ -14,6 +14,7 @@ import types
 import weakref
 from collections.abc import Iterator
 from functools import cache
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,24 @@ if TYPE_CHECKING:
 
 FUNCTION = "function"
 _LIBRARIES = frozenset({"gymnasium", "stable_baselines3", "sb3_contrib", "torch", "numpy", "milepost", "ale_py", "mujoco"})
-_FIXED = (type(None), bool, int, float, complex, str, bytes, np.generic, type, types.ModuleType, np.dtype, np.ufunc, weakref.ref)
+_FIXED = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    np.generic,
+    type,
+    types.ModuleType,
+    np.dtype,
+    np.ufunc,
+    weakref.ref,
+    PurePath,
+    range,
+    slice,
+)
 
 
 def record(function: Any, recorder: Recorder, path: str) -> dict[str, Any] | None:
