@@ -63,7 +63,7 @@ def _comes_from(cls: Any, places: str | tuple[str, ...]) -> bool:
 
 
 def _is_setting(value: object) -> bool:
-    return is_atom(value) or is_code(value) or isinstance(value, (enum.Enum, np.ndarray, dict, list, tuple, set, frozenset))
+    return is_atom(value) or isinstance(value, (enum.Enum, np.ndarray, dict, list, tuple, set, frozenset))
 
 
 @cache

@@ -44,7 +44,9 @@ def changed_settings(owner: Any, names: frozenset[str], recorder: Recorder | Non
                 recorder.leave(f"{path}.{name}", "training has set it to something which only the script can make")
             elif name in now.looks and not same(now.looks[name], before.looks.get(name)):
                 recorder.leave(f"{path}.{name}", f"a `{type(vars(owner)[name]).__name__}` is not plain data, and changes")
-    return {name: value for name, value in now.data.items() if not same(before.data.get(name, ABSENT), value)}
+    # What a function holds is no setting: the script makes it anew, as it was in the beginning.
+    held = {name: value for name, value in now.data.items() if functions.is_function(value)}
+    return held | {name: value for name, value in now.data.items() if not same(before.data.get(name, ABSENT), value)}
 
 
 def _read(owner: Any, names: frozenset[str], path: str, recorder: Recorder | None) -> _Read:
