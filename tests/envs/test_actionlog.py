@@ -101,3 +101,9 @@ def test_a_log_that_is_not_as_long_as_it_says_is_refused(change: dict[str, Any])
         log.append(number)
     with pytest.raises(CorruptError, match="shorter or longer"):
         ActionLog([{**log.tree()[0], **change}])
+
+
+@pytest.mark.parametrize(("count", "said"), [(10**9, "more actions"), (-1, "shorter or longer")])
+def test_a_log_of_actions_without_bytes_cannot_keep_a_resume_for_ever(count: int, said: str) -> None:
+    with pytest.raises(CorruptError, match=said):
+        ActionLog([{"form": ["none"], "size": 0, "count": count, "data": []}], 1_000)

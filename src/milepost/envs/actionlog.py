@@ -67,11 +67,16 @@ class _Run:
 class ActionLog:
     """Be the actions of one episode. Those of one form in a row share one string of bytes: mostly there is but one."""
 
-    def __init__(self, tree: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, tree: Sequence[dict[str, Any]] = (), longest: int | None = None) -> None:
         self._runs = [_Run(_tuples(run["form"]), run["size"], run["count"], Pieces(run["data"])) for run in tree]
-        if any(run.size * run.count != len(run.data) for run in self._runs):
+        if any(run.count < 0 or run.size * run.count != len(run.data) for run in self._runs):
             raise CorruptError("a stored log of actions is shorter or longer than it says", kind="damaged-tree")
         self.steps = sum(run.count for run in self._runs)
+        if longest is not None and self.steps > longest:
+            # Actions without bytes, None say, take no room: nothing else bounds their number.
+            raise CorruptError(
+                "a stored log has more actions than are kept", kind="damaged-tree", actions=self.steps, most=longest
+            )
 
     def append(self, action: Any) -> None:
         """Add an action by value. Raises `NotAnAction`, and adds nothing, if it cannot be kept."""

@@ -103,14 +103,15 @@ def _items(one: Any, other: Any) -> Iterator[_PAIRS]:
 
 def _attributes(one: Any, other: Any) -> Iterator[_PAIRS]:
     """Yield the attributes of an object all of whose memory they are; of any other they say too little."""
-    if not _is_seen_through(type(one)):
+    if not is_seen_through(type(one)):
         return
-    left, right = _held(one), _held(other)
+    left, right = attributes_held(one), attributes_held(other)
     yield sorted(left), sorted(right), " attributes"
     yield from ((left[name], right[name], f".{name}") for name in left if name in right)
 
 
-def _held(owner: Any) -> dict[str, Any]:
+def attributes_held(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
     slots = {name: getattr(owner, name) for name in _slots(type(owner)) if hasattr(owner, name)}
     return {**slots, **getattr(owner, "__dict__", {})}
 
@@ -128,14 +129,14 @@ def _slots(cls: type) -> list[str]:
     return found
 
 
-def _is_seen_through(cls: type) -> bool:
+def is_seen_through(cls: type) -> bool:
     """Return whether all memory of such an object is its slots, its dict and its list of weak references: none is hidden in C."""
     words = len(_slots(cls)) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
     return cls is not object and cls.__itemsize__ == 0 and cls.__basicsize__ == object.__basicsize__ + 8 * words
 
 
 def _is_open(value: Any) -> bool:
-    return type(value) is object or isinstance(value, (dict, list, tuple, deque)) or _is_seen_through(type(value))
+    return type(value) is object or isinstance(value, (dict, list, tuple, deque)) or is_seen_through(type(value))
 
 
 def _call_themselves_equal(one: Any, other: Any) -> bool:

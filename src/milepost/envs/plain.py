@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from milepost.envs import layout, typed
+from milepost.envs import functions, layout, typed
 from milepost.envs.textlog import read_log, rewrite_log
 from milepost.envs.typed import ABSENT as ABSENT
 from milepost.envs.typed import KIND as KIND
@@ -106,11 +106,11 @@ class Recorder:
         """Return the named values that are data, as `attributes` does those of an object."""
         state = {}
         for name, value in named.items():
-            if name in skip or is_code(value):
+            if name in skip:
                 continue
             known = len(self.left_out)
-            found = self.value(value, f"{path}.{name}")
-            if found is not ABSENT:
+            found = functions.record(value, self, f"{path}.{name}") if is_code(value) else self.value(value, f"{path}.{name}")
+            if found is not ABSENT and (found is not None or value is None):
                 state[name] = found
             if name in optional:
                 del self.left_out[known:]
@@ -234,6 +234,9 @@ class Refiller:
     def attributes(self, owner: object, state: dict[str, Any], path: str) -> None:
         """Overwrite the attributes of ``owner`` that ``state`` holds."""
         for name, saved in state.items():
+            if functions.is_function(saved):
+                functions.refill(saved, vars(owner).get(name), self, f"{path}.{name}")
+                continue
             if _is_part_of_the_program(owner, name):
                 # A recorder never takes code: whoever wrote this would put data in the place of a method.
                 difference = Difference(f"{path}.{name}", "data", "a part of the program", "type")

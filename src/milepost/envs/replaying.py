@@ -184,7 +184,7 @@ def _tell_again(env: Any, found: Recording, state: Any, path: str) -> None:
     """Reset the env and take the actions, unheard."""
     told, actions, events = (
         Refiller().value(state["start"]["reset"], None, "reset"),
-        ActionLog(state["actions"]),
+        ActionLog(state["actions"], found.kind.longest),
         Pieces(state["events"]),
     )
     reset, step, render = (_unheard(env, name) for name in ("reset", "step", "render"))

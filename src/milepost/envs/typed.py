@@ -180,6 +180,22 @@ def _refill_stateful(saved: dict[str, Any], live: Any, refiller: Refiller, path:
     return live
 
 
+def _record_schedule(value: Any, recorder: Recorder, path: str) -> Any:
+    if any(callable(inner) and class_name(inner) not in _SCHEDULES for inner in vars(value).values()):
+        return recorder.leave(path, "a schedule that is a function is a part of the program")
+    return recorder.items(vars(value), path)
+
+
+def _refill_schedule(saved: dict[str, Any], live: Any, refiller: Refiller, path: str) -> Any:
+    """Make it anew: training has put it in the place of one of another class, mostly."""
+    cls = _class_for(saved["class"], live, path, lambda found: f"{found.__module__}.{found.__qualname__}" in _SCHEDULES)
+    made = object.__new__(cls)
+    if frozenset(saved["state"]) != _SCHEDULES[saved["class"]]:
+        raise _unlike(path, ", ".join(saved["state"]), ", ".join(sorted(_SCHEDULES[saved["class"]])))
+    vars(made).update({name: refiller.value(item, None, f"{path}.{name}") for name, item in saved["state"].items()})
+    return made
+
+
 def _attributes(value: Any) -> dict[str, Any]:
     named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)}
     return {**named, **getattr(value, "__dict__", {})}
@@ -221,10 +237,16 @@ def _speaks(*names: str) -> Callable[[object], bool]:
     return lambda value: all(callable(getattr(type(value), name, None)) for name in names)
 
 
+_SCHEDULES = {
+    "stable_baselines3.common.utils.FloatSchedule": frozenset({"value_schedule"}),
+    "stable_baselines3.common.utils.ConstantSchedule": frozenset({"val"}),
+    "stable_baselines3.common.utils.LinearSchedule": frozenset({"start", "end", "end_fraction"}),
+}
 _TAKE = ("own", "stateful", "object")
 _KINDS: dict[str, tuple[Callable[[object], bool], Callable[[Any, Any, str], Any], Callable[[Any, Any, Any, str], Any]]] = {
     "own": (_speaks("milepost_get_state", "milepost_set_state"), _record_own, _refill_own),
     "stateful": (_speaks("state_dict", "load_state_dict"), _record_stateful, _refill_stateful),
+    "schedule": (lambda value: class_name(value) in _SCHEDULES, _record_schedule, _refill_schedule),
     "named": (lambda value: _is_tuple_class(type(value)), _record_tuple, _refill_tuple),
     "enum": (lambda value: isinstance(value, enum.Enum), _record_enum, _refill_enum),
     "dataclass": (lambda value: dataclasses.is_dataclass(type(value)), _record_dataclass, _refill_dataclass),

@@ -159,7 +159,7 @@ def _verified(make_env: Callable[[], Any], steps: int, seed: int, name: str | No
             return _tried(trial, other)
     except MilepostError:
         raise
-    except Exception as error:  # what the user's own code may raise
+    except (Exception, SystemExit) as error:  # what the user's own code may raise
         what = "the env failed by itself, before anything was tried"
         said = f"{type(error).__name__}: {error}"
         raise UsageError(what, kind="env-failed", hint="mend it; -v shows where", env=name, error=said) from error

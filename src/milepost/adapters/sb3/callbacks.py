@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 
 from milepost.errors import UsageError
 
-NOT_STATE = frozenset(
-    {"model", "locals", "globals", "parent", "callback", "callbacks", "callback_on_new_best", "eval_env", "verbose"}
-    | {"pbar", "_total_max_episodes"}
-)
+_NOT_STATE = frozenset({"model", "locals", "globals", "parent", "verbose", "pbar", "_total_max_episodes"})
 """Attributes that lead elsewhere, show progress, or are computed anew by ``init_callback``."""
+
+
+def not_state(callback: BaseCallback) -> frozenset[str]:
+    """Return those attributes of ``callback`` that are saved elsewhere, or not at all."""
+    named = {name for name, _ in _children(callback)}
+    return _NOT_STATE | named | ({"eval_env"} if isinstance(callback, EvalCallback) else set())
 
 
 def walk(callback: BaseCallback, path: str = "callback") -> Iterator[tuple[str, BaseCallback]]:
     """Yield every callback below and with ``callback``, each under a path that says where it sits and what it is."""
     here = f"{path}:{type(callback).__name__}"
     yield here, callback
-    if isinstance(callback, CallbackList):
-        for index, child in enumerate(callback.callbacks):
-            yield from walk(child, f"{here}/{index}")
-        return
-    if isinstance(callback, EventCallback) and callback.callback is not None:
-        yield from walk(callback.callback, f"{here}/event")
-    if isinstance(callback, EvalCallback) and callback.callback_on_new_best is not None:
-        yield from walk(callback.callback_on_new_best, f"{here}/best")
+    for name, child in _children(callback):
+        label = {"callback": "event", "callback_on_new_best": "best"}.get(name, name)
+        if not isinstance(child, (list, tuple)):
+            yield from walk(child, f"{here}/{label}")
+            continue
+        for index, item in enumerate(child):
+            yield from walk(item, f"{here}/{index}" if isinstance(callback, CallbackList) else f"{here}/{label}/{index}")
+
+
+def _children(callback: BaseCallback) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that are callbacks, or lists of some: what holds them calls them, whatever its class is."""
+    for name, value in vars(callback).items():
+        inside = value if isinstance(value, (list, tuple)) and value else [value]
+        if name != "parent" and all(isinstance(item, BaseCallback) for item in inside):
+            yield name, value
 
 
 def others(root: BaseCallback, ours: BaseCallback) -> list[tuple[str, BaseCallback]]:

@@ -26,6 +26,7 @@ from milepost.adapters.sb3.subject import Subject
 from milepost.clock import SystemClock
 from milepost.envs.capture import capture_layer, restore_layer
 from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
+from milepost.envs.settings import changed_settings
 from milepost.envs.typed import differences
 from milepost.records import Difference
 from milepost.state.kinds import register_in_place
@@ -36,6 +37,8 @@ _HELD_ELSEWHERE = {"policy", "env", "_vec_normalize_env", "replay_buffer", "roll
 # Set by every learn() or by the constructor's arguments: the script of today decides.
 _SET_ANEW = {"_total_timesteps", "start_time", "verbose", "_custom_logger", "n_envs", "lr_schedule", "exploration_schedule",
              "ent_coef_tensor", "policy_class", "delta_std_schedule"}  # fmt: skip
+# Made by the constructor, and replaced by callbacks that anneal a rate.
+_REPLACED = frozenset({"lr_schedule", "exploration_schedule", "ent_coef_tensor"})
 _BUFFER_SHAPE = {"buffer_size", "n_envs", "obs_shape", "action_dim", "observation_space", "action_space", "env"}
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"observation_space", "action_space"}
 
@@ -120,7 +123,7 @@ def _counters(subject: Subject, recorder: Recorder) -> Any:
     return {
         "algorithm": class_name(model),
         "model": recorder.attributes(model, "model", skip=skip),
-        "settings": about.settings(model, about.configured(model) - _HELD_ELSEWHERE),
+        "settings": changed_settings(model, about.configured(model) - _HELD_ELSEWHERE | _REPLACED, recorder, "model"),
         "elapsed_ns": SystemClock().wall_ns() - int(model.start_time),
         "training": model.policy.training,
         "marks": {"learn": marks.learn, "ended": marks.ended, "total": marks.total, "ends": list(marks.ends),
@@ -165,7 +168,7 @@ def _rollout(subject: Subject, recorder: Recorder) -> Any:
     skip = about.configured(buffer) | _BUFFER_SHAPE
     if not (buffer.pos or buffer.full):
         skip |= {name for name, value in vars(buffer).items() if isinstance(value, (np.ndarray, dict))}
-    changed = about.settings(buffer, about.configured(buffer) - _BUFFER_SHAPE)
+    changed = changed_settings(buffer, about.configured(buffer) - _BUFFER_SHAPE, recorder, "rollout_buffer")
     return recorder.attributes(buffer, "rollout_buffer", skip=skip) | changed
 
 
@@ -237,7 +240,8 @@ def _extra(subject: Subject, recorder: Recorder) -> Any:
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
-        "modules": {name: _changed(module, learned) for name, module in model.policy.named_modules()},
+        "modules": {name: _changed(module, learned, recorder, f"policy.{name}") for name, module in model.policy.named_modules()},
+        "buffers": _unsaved_buffers(subject),
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
         "lists": {path: _callback(subject, path, callback, recorder) for path, callback in tree.lists(subject.root)},
@@ -252,6 +256,9 @@ def _set_extra(subject: Subject, state: Any) -> None:
         vars(owner).update({key: tensor.to(model.device) for key, tensor in state["exploration"].get(name, {}).items()})
     for name, module in model.policy.named_modules():
         refiller.attributes(module, state["modules"].get(name, {}), f"policy.{name}")
+    for name, (module, buffer) in _unsaved_owners(subject).items():
+        if name in state.get("buffers", {}):
+            module._buffers[buffer] = refiller.value(state["buffers"][name], module._buffers[buffer], name)
     restore_logger(model.logger, state["logger"], refiller, model.num_timesteps, "logger")
     for path, callback in _plain_callbacks(subject):
         _set_callback(callback, state["callbacks"].get(path), refiller, path)
@@ -278,10 +285,24 @@ def _matrices(owner: StateDependentNoiseDistribution) -> dict[str, torch.Tensor]
     return {name: vars(owner)[name].detach() for name in names if name in vars(owner)}
 
 
-def _changed(module: nn.Module, learned: set[int]) -> dict[str, Any]:
+def _changed(module: nn.Module, learned: set[int], recorder: Recorder, path: str) -> dict[str, Any]:
     """Return the plain attributes of a module of the policy that training has changed: a custom extractor's own counters."""
     others = _MODULE_OWN | about.held_elsewhere(module, learned)  # its optimizer is a component of its own
-    return about.settings(module, frozenset(vars(module)) - others)
+    return changed_settings(module, frozenset(vars(module)) - others, recorder, path)
+
+
+def _unsaved_owners(subject: Subject) -> dict[str, tuple[nn.Module, str]]:
+    """Return the buffers that were registered with ``persistent=False``: no ``state_dict`` holds them."""
+    return {
+        f"{path}.{name}": (module, name)
+        for owner, root in about.own_modules(subject.model).items()
+        for path, module in root.named_modules(prefix=owner)
+        for name in sorted(module._non_persistent_buffers_set)
+    }
+
+
+def _unsaved_buffers(subject: Subject) -> dict[str, Any]:
+    return {name: owner._buffers[buffer] for name, (owner, buffer) in _unsaved_owners(subject).items()}
 
 
 def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
@@ -291,10 +312,11 @@ def _plain_callbacks(subject: Subject) -> list[tuple[str, Any]]:
 
 
 def _callback(subject: Subject, path: str, callback: Any, recorder: Recorder) -> Any:
-    names = about.configured(callback) - tree.NOT_STATE
-    skip = tree.NOT_STATE | names | about.held_elsewhere(callback, about.learned(subject.model))
+    leads = tree.not_state(callback)
+    names = about.configured(callback) - leads
+    skip = leads | names | about.held_elsewhere(callback, about.learned(subject.model))
     state = recorder.attributes(callback, path, skip=skip)
-    return {"state": state, "settings": about.settings(callback, names)}
+    return {"state": state, "settings": changed_settings(callback, names, recorder, path)}
 
 
 def _set_callback(callback: Any, saved: Any, refiller: Refiller, path: str) -> None:

@@ -20,6 +20,7 @@ from milepost.adapters.sb3.fields import attributes_of, fields, is_row_wise
 from milepost.adapters.sb3.infos import put_back
 from milepost.adapters.sb3.subject import Subject
 from milepost.envs.plain import Recorder, Refiller
+from milepost.envs.settings import changed_settings
 from milepost.records import Difference, LeafSpec
 from milepost.state.kinds import leaf_kind
 
@@ -38,7 +39,7 @@ def capture(subject: Subject, recorder: Recorder) -> Any:
     """Return the buffer's tree; its arrays by reference."""
     buffer = _buffer(subject)
     skip = about.configured(buffer) | _NOT_STATE
-    annealed = about.settings(buffer, about.configured(buffer) - _NOT_STATE)
+    annealed = changed_settings(buffer, about.configured(buffer) - _NOT_STATE, recorder, "replay_buffer")
     if not is_row_wise(buffer):
         return recorder.attributes(buffer, "replay_buffer", skip=skip) | annealed
     tracked = counted(buffer)

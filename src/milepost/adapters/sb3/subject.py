@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +15,7 @@ from torch import nn
 
 from milepost import envs
 from milepost.envs.attributes import arguments_of
-from milepost.envs.plain import ABSENT, LeftOut, Recorder, class_name, same
+from milepost.envs.plain import LeftOut, class_name
 
 # A resume is exact whatever seed the constructor drew from: every generator is overwritten.
 _TOLD_ELSEWHERE = {"env", "policy", "tensorboard_log", "verbose", "device", "action_noise", "seed"}
@@ -56,24 +54,6 @@ class Subject:
     workers: Any = None
     """The processes that evaluate the candidates of an augmented random search, where the script has any."""
     left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
-
-
-_first_seen: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
-
-
-def settings(owner: Any, names: frozenset[str]) -> dict[str, Any]:
-    """Return those of the attributes ``names`` which training has changed since this process first asked.
-
-    What the script sets, a changed script sets otherwise, and the script wins. What a callback has changed since (a
-    curriculum that lowers ``ent_coef``) is progress, and comes back: also where it was changed in the ``learn()`` before.
-    """
-    now = {name: Recorder().value(value, name) for name, value in vars(owner).items() if name in names}
-    now = {name: value for name, value in now.items() if value is not ABSENT}
-    key = id(owner)
-    if key not in _first_seen or _first_seen[key][0]() is not owner:
-        _first_seen[key] = weakref.ref(owner, lambda _: _first_seen.pop(key, None)), copy.deepcopy(now)
-    before = _first_seen[key][1]
-    return {name: value for name, value in now.items() if not same(before.get(name, ABSENT), value)}
 
 
 def configured(owner: object) -> frozenset[str]:
