@@ -74,7 +74,9 @@ class ActionLog:
         self.steps = sum(run.count for run in self._runs)
         if longest is not None and self.steps > longest:
             # Actions without bytes, None say, take no room: nothing else bounds their number.
-            raise CorruptError("a stored log has more actions than are kept", kind="damaged-tree", actions=self.steps, most=longest)
+            raise CorruptError(
+                "a stored log has more actions than are kept", kind="damaged-tree", actions=self.steps, most=longest
+            )
 
     def append(self, action: Any) -> None:
         """Add an action by value. Raises `NotAnAction`, and adds nothing, if it cannot be kept."""

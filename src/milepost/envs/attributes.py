@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from milepost.envs.plain import Recorder, is_atom, is_code
+from milepost.envs.plain import Recorder, is_atom
 from milepost.envs.settings import changed_settings
 
 _STRUCTURE = frozenset(

@@ -145,10 +145,8 @@ class Recorder:
 
     def _reader(self, value: Any) -> Callable[[Any, str], Any] | None:
         kind = type(value)
-        if kind is np.ndarray and not value.dtype.hasobject:
+        if (kind is np.ndarray and not value.dtype.hasobject) or is_tensor(value):
             return self._array
-        if is_tensor(value):
-            return lambda tensor, _: _with_layout(tensor.detach())
         if kind in _CONTAINERS:
             return self._container
         if is_space(value):
@@ -162,14 +160,13 @@ class Recorder:
         return None if small is None else lambda owner, _: {KIND: class_name(owner), "state": small[0](owner)}
 
     def _array(self, array: Any, path: str) -> Any:
-        """Return the array; where another that was met lies over the same memory, say that they will come apart."""
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        others = self._over.setdefault(id(owner), [])
-        if first := next((known for known, other in others if np.may_share_memory(other, array)), None):
+        """Return the array or tensor; where another that was met lies over the same memory, say that they will come apart."""
+        array = array.detach() if is_tensor(array) else array
+        memory, span = layout.memory_of(array)
+        others = self._over.setdefault(memory, [])
+        if first := next((known for known, other in others if np.may_share_memory(other, span)), None):
             self.left_out.append(LeftOut(path, f"it shares its memory with {first}, and after a resume it would not"))
-        others.append((path, array))
+        others.append((path, span))
         return _with_layout(array)
 
     def _container(self, value: Any, path: str) -> Any:
