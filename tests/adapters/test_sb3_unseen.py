@@ -13,11 +13,11 @@ import pytest
 import torch
 from gymnasium.wrappers import TransformReward
 from stable_baselines3 import SAC
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import FloatSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from milepost import every
 from milepost.adapters.sb3 import Checkpointing
@@ -102,6 +102,9 @@ class Once(BaseCallback):
         return True
 
 
+Made = tuple[Any, list[BaseCallback]]
+
+
 class Settings:
     """Hold what a script was told, and never change."""
 
@@ -157,12 +160,17 @@ def rewarded(function: Callable[[], Callable[[Any], Any]]) -> DummyVecEnv:
     return DummyVecEnv([lambda: Monitor(TransformReward(gym.make("CartPole-v1"), function()))])
 
 
+def shares_statistics(at: Path) -> Made:
+    env, other = VecNormalize(env_of("CartPole-v1")), VecNormalize(env_of("CartPole-v1", seed=9), training=False)
+    other.obs_rms = env.obs_rms
+    return small(at, env=env), [EvalCallback(other, eval_freq=10, n_eval_episodes=1, verbose=0, warn=False)]
+
+
 def set_rate(model: Any) -> None:
     model.learning_rate = 0.02
     model._setup_lr_schedule()
 
 
-Made = tuple[Any, list[BaseCallback]]
 SCENARIOS: dict[str, Callable[[Path], Made]] = {
     "a closure that sets its variable": lambda at: (small(at, env=rewarded(counts_by_rebinding)), []),
     "a closure with a list": lambda at: (small(at, env=rewarded(counts_in_a_list)), []),
@@ -186,6 +194,7 @@ SCENARIOS: dict[str, Callable[[Path], Made]] = {
         [Once(lambda model: model.env.env_method("set_wrapper_attr", "_max_episode_steps", 5))],
     ),
     "a callback within one of one's own": lambda at: (small(at), [Around(Counting())]),
+    "an evaluation that shares the statistics of training": shares_statistics,
     "an object that holds settings": lambda at: (small(at), [Configured(Settings(), at)]),
     "a function as a callback": lambda at: (small(at), [ConvertCallback(counting_function())]),
 }
@@ -250,8 +259,21 @@ class Watching(FlattenExtractor):
         return super().forward(observations)
 
 
+class Overlapping(BaseCallback):
+    """Look at one memory as an array and as a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.array = np.zeros(3)
+        self.tensor = torch.from_numpy(self.array)[:1]
+
+    def _on_step(self) -> bool:
+        return True
+
+
 NAMED: dict[str, tuple[Callable[[Path], Made], str]] = {
     "a method of an object": (lambda at: (small(at, env=rewarded(lambda: Meter().add)), []), "TransformReward.func.object"),
+    "two views of one memory": (lambda at: (small(at), [Overlapping()]), "Overlapping.tensor"),
     "a callback's argument": (lambda at: (small(at), [Held(Meter())]), "Held.meter"),
     "what a module holds": (
         lambda at: (small(at, policy_kwargs={"net_arch": [8], "features_extractor_class": Watching}), []),

@@ -467,3 +467,27 @@ def test_sampling_goes_on_where_it_was_by_whichever_way_an_env_is_captured(cls: 
     fresh.reset(seed=2)
     envs.restore(fresh, tree)
     assert [fresh.action_space.sample() for _ in range(40)] == expected
+
+
+def counting_reward() -> Callable[[Any], Any]:
+    count = 0
+
+    def counted(reward: Any) -> Any:
+        nonlocal count
+        count += 1
+        return reward + count
+
+    return counted
+
+
+def test_what_a_function_counts_comes_back_though_nobody_saw_its_beginning() -> None:
+    env = gym.wrappers.TransformReward(gym.make("CartPole-v1"), counting_reward())
+    env.reset(seed=1)
+    for _ in range(5):
+        env.step(0)
+    saved = envs.capture(env)
+    other = gym.wrappers.TransformReward(gym.make("CartPole-v1"), counting_reward())
+    other.reset(seed=2)
+    envs.restore(other, saved.tree)
+    assert saved.left_out == ()
+    assert other.step(1)[1] == env.step(1)[1] == 7.0

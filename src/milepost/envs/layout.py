@@ -31,6 +31,22 @@ def strides_of(value: Any) -> tuple[int, ...] | None:
     return strides if strides != _usual(shape) and _is_dense(shape, strides) else None
 
 
+def memory_of(value: Any) -> tuple[int, Any]:
+    """Return where the memory begins in which an array or tensor lies, and an array over what it takes of that."""
+    if isinstance(value, np.ndarray):
+        owner = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        return owner.__array_interface__["data"][0], value
+    torch = sys.modules["torch"]
+    if value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
+        return id(value), np.empty(0)
+    steps = sum((length - 1) * step for length, step in zip(value.shape, value.stride(), strict=True))
+    begin, size = value.storage_offset() * value.element_size(), (steps + 1) * value.element_size()
+    whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+    return value.untyped_storage().data_ptr(), whole[begin : begin + size].numpy()
+
+
 def values_of(recorded: Any) -> Any:
     """Return a recorded array without how it lies in memory; anything else as it is."""
     return recorded["state"] if isinstance(recorded, dict) and recorded.get("$kind") == "strided" else recorded

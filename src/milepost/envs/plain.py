@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from milepost.envs import functions, layout, typed
-from milepost.envs.textlog import read_log, rewrite_log
+from milepost.envs.small import SMALL
 from milepost.envs.typed import ABSENT as ABSENT
 from milepost.envs.typed import KIND as KIND
 from milepost.envs.typed import class_name as class_name
 from milepost.envs.typed import must_be
 from milepost.errors import MismatchError
 from milepost.records import Difference
-from milepost.state import rng
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, np.dtype)
@@ -58,7 +57,7 @@ def is_atom(value: object) -> bool:
 
 def is_small(value: object) -> bool:
     """Return whether ``value`` is of one of the few small classes that are known by their states: generators, mostly."""
-    return class_name(value) in _SMALL
+    return class_name(value) in SMALL
 
 
 def is_code(value: object) -> bool:
@@ -149,31 +148,28 @@ class Recorder:
 
     def _reader(self, value: Any) -> Callable[[Any, str], Any] | None:
         kind = type(value)
-        if kind is np.ndarray and not value.dtype.hasobject:
+        if (kind is np.ndarray and not value.dtype.hasobject) or is_tensor(value):
             return self._array
-        if is_tensor(value):
-            return lambda tensor, _: _with_layout(tensor.detach())
         if kind in _CONTAINERS:
             return self._container
         if is_space(value):
             return self._space
         if class_name(value) in WALKED:
             return lambda owner, path: {KIND: "object", "class": class_name(owner), "state": self.attributes(owner, path)}
-        small = _SMALL.get(class_name(value))
+        small = SMALL.get(class_name(value))
         typed_kind = typed.kind_of(value) if small is None else None
         if typed_kind is not None:
             return lambda owner, path: typed.record(typed_kind, owner, self, path)
         return None if small is None else lambda owner, _: {KIND: class_name(owner), "state": small[0](owner)}
 
     def _array(self, array: Any, path: str) -> Any:
-        """Return the array; where another that was met lies over the same memory, say that they will come apart."""
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        others = self._over.setdefault(id(owner), [])
-        if first := next((known for known, other in others if np.may_share_memory(other, array)), None):
+        """Return the array or tensor; where another that was met lies over the same memory, say that they will come apart."""
+        array = array.detach() if is_tensor(array) else array
+        memory, span = layout.memory_of(array)
+        others = self._over.setdefault(memory, [])
+        if first := next((known for known, other in others if np.may_share_memory(other, span)), None):
             self.left_out.append(LeftOut(path, f"it shares its memory with {first}, and after a resume it would not"))
-        others.append((path, array))
+        others.append((path, span))
         return _with_layout(array)
 
     def _container(self, value: Any, path: str) -> Any:
@@ -272,8 +268,8 @@ class Refiller:
             return self._tensor(saved["state"], live, tuple(saved["strides"]))
         if typed.is_typed(kind):
             return typed.refill(saved, live, self, path)
-        if kind in _SMALL:
-            return _SMALL[kind][1](live, saved["state"], path)
+        if kind in SMALL:
+            return SMALL[kind][1](live, saved["state"], path)
         keys = saved.get("keys")
         items = enumerate(saved["items"]) if keys is None else zip(keys, saved["items"], strict=True)
         return self._refilled(_NAMED[kind], items, live, path, saved.get("maxlen"))
@@ -357,45 +353,5 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _set_generator(live: Any, state: Any, _: str) -> Any:
-    if type(live) is not np.random.Generator or live.bit_generator.state["bit_generator"] != state["bit_generator"]:
-        return rng.make_generator(state)
-    rng.set_numpy_state(live, state)
-    return live
-
-
-def _set_random_state(live: Any, state: Any, _: str) -> Any:
-    if type(live) is not np.random.RandomState:
-        return rng.make_random_state(state)
-    rng.set_random_state(live, state)
-    return live
-
-
-def _set_python_random(live: Any, state: Any, _: str) -> Any:
-    if class_name(live) != "random.Random":
-        return rng.make_python_generator(state)
-    rng.set_python_state(live, state)
-    return live
-
-
-def _set_torch_generator(live: Any, state: Any, path: str) -> Any:
-    must_be("torch._C.Generator", live, path)
-    live.set_state(state)
-    return live
-
-
-def _set_results_writer(live: Any, chunks: Any, _: str) -> Any:
-    if live is not None:
-        rewrite_log(live.file_handler, chunks)
-    return live
-
-
-_SMALL: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any, str], Any]]] = {
-    "numpy.random._generator.Generator": (rng.numpy_state, _set_generator),
-    "numpy.random.mtrand.RandomState": (rng.numpy_state, _set_random_state),
-    "random.Random": (rng.python_state, _set_python_random),
-    "torch._C.Generator": (lambda live: live.get_state(), _set_torch_generator),
-    "stable_baselines3.common.monitor.ResultsWriter": (lambda live: read_log(live.file_handler), _set_results_writer),
-}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict)
 _NAMED = {kind.__name__: kind for kind in _CONTAINERS}

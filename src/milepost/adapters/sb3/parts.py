@@ -6,6 +6,7 @@ or a wrapper holds beyond what is named here is either plain data, and saved, or
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -363,7 +364,22 @@ def _set_evaluation(subject: Subject, state: Any) -> None:
     for path, callback in subject.evaluations:
         if path in state:
             _set_callback(callback, state[path]["callback"], refiller, path)
+            _take_statistics_apart(subject, callback.eval_env)
             envs.restore(callback.eval_env, state[path]["env"])
+
+
+def _take_statistics_apart(subject: Subject, eval_env: Any) -> None:
+    """Give the evaluation statistics of its own where the script shares the training env's.
+
+    Each evaluation begins with a copy of these; the older ones that come back would overwrite those of training.
+    """
+    trained = {id(value) for layer in about.normalizers(subject.model.env) for value in vars(layer).values()}
+    for layer in about.normalizers(eval_env):
+        if layer in about.normalizers(subject.model.env):
+            continue
+        for name in ("obs_rms", "ret_rms"):
+            if id(vars(layer).get(name)) in trained:
+                vars(layer)[name] = copy.deepcopy(vars(layer)[name])
 
 
 def _evaluation_differences(subject: Subject, saved: Any) -> list[Difference]:
