@@ -195,6 +195,10 @@ SCENARIOS: dict[str, Callable[[Path], Made]] = {
     ),
     "a callback within one of one's own": lambda at: (small(at), [Around(Counting())]),
     "an evaluation that shares the statistics of training": shares_statistics,
+    "weights frozen meanwhile": lambda at: (
+        small(at),
+        [Once(lambda model: model.policy.mlp_extractor.requires_grad_(False))],
+    ),
     "an object that holds settings": lambda at: (small(at), [Configured(Settings(), at)]),
     "a function as a callback": lambda at: (small(at), [ConvertCallback(counting_function())]),
 }
