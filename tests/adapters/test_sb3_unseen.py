@@ -278,6 +278,13 @@ class Overlapping(BaseCallback):
 NAMED: dict[str, tuple[Callable[[Path], Made], str]] = {
     "a method of an object": (lambda at: (small(at, env=rewarded(lambda: Meter().add)), []), "TransformReward.func.object"),
     "two views of one memory": (lambda at: (small(at), [Overlapping()]), "Overlapping.tensor"),
+    "another optimizer": (
+        lambda at: (
+            small(at),
+            [Once(lambda model: setattr(model.policy, "optimizer", torch.optim.SGD(model.policy.parameters())))],
+        ),
+        "optimizer.policy.optimizer",
+    ),
     "a callback's argument": (lambda at: (small(at), [Held(Meter())]), "Held.meter"),
     "what a module holds": (
         lambda at: (small(at, policy_kwargs={"net_arch": [8], "features_extractor_class": Watching}), []),

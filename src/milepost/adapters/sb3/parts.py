@@ -236,8 +236,8 @@ def _env_differences(subject: Subject, saved: Any) -> list[Difference]:
 
 
 def _extra(subject: Subject, recorder: Recorder) -> Any:
-    model = subject.model
-    learned = about.learned(model)
+    model, learned = subject.model, about.learned(subject.model)
+    recorder.left_out += about.replaced_optimizers(subject)
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
