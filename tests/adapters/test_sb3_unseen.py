@@ -195,6 +195,10 @@ SCENARIOS: dict[str, Callable[[Path], Made]] = {
     ),
     "a callback within one of one's own": lambda at: (small(at), [Around(Counting())]),
     "an evaluation that shares the statistics of training": shares_statistics,
+    "weights frozen meanwhile": lambda at: (
+        small(at),
+        [Once(lambda model: model.policy.mlp_extractor.requires_grad_(False))],
+    ),
     "an object that holds settings": lambda at: (small(at), [Configured(Settings(), at)]),
     "a function as a callback": lambda at: (small(at), [ConvertCallback(counting_function())]),
 }
@@ -274,6 +278,13 @@ class Overlapping(BaseCallback):
 NAMED: dict[str, tuple[Callable[[Path], Made], str]] = {
     "a method of an object": (lambda at: (small(at, env=rewarded(lambda: Meter().add)), []), "TransformReward.func.object"),
     "two views of one memory": (lambda at: (small(at), [Overlapping()]), "Overlapping.tensor"),
+    "another optimizer": (
+        lambda at: (
+            small(at),
+            [Once(lambda model: setattr(model.policy, "optimizer", torch.optim.SGD(model.policy.parameters())))],
+        ),
+        "optimizer.policy.optimizer",
+    ),
     "a callback's argument": (lambda at: (small(at), [Held(Meter())]), "Held.meter"),
     "what a module holds": (
         lambda at: (small(at, policy_kwargs={"net_arch": [8], "features_extractor_class": Watching}), []),

@@ -236,13 +236,14 @@ def _env_differences(subject: Subject, saved: Any) -> list[Difference]:
 
 
 def _extra(subject: Subject, recorder: Recorder) -> Any:
-    model = subject.model
-    learned = about.learned(model)
+    model, learned = subject.model, about.learned(subject.model)
+    recorder.left_out += about.replaced_optimizers(subject)
     return {
         "action_noise": _action_noise(model.action_noise, recorder),
         "exploration": {name: _matrices(owner) for name, owner in _exploring(subject)},
         "modules": {name: _changed(module, learned, recorder, f"policy.{name}") for name, module in model.policy.named_modules()},
         "buffers": _unsaved_buffers(subject),
+        "learning": [name for name, weights in _weights(subject) if weights.requires_grad],
         "logger": capture_logger(model.logger, recorder, "logger"),
         "callbacks": {path: _callback(subject, path, callback, recorder) for path, callback in _plain_callbacks(subject)},
         "lists": {path: _callback(subject, path, callback, recorder) for path, callback in tree.lists(subject.root)},
@@ -260,6 +261,8 @@ def _set_extra(subject: Subject, state: Any) -> None:
     for name, (module, buffer) in _unsaved_owners(subject).items():
         if name in state.get("buffers", {}):
             module._buffers[buffer] = refiller.value(state["buffers"][name], module._buffers[buffer], name)
+    for name, weights in _weights(subject):
+        weights.requires_grad_(name in state["learning"] if "learning" in state else weights.requires_grad)
     restore_logger(model.logger, state["logger"], refiller, model.num_timesteps, "logger")
     for path, callback in _plain_callbacks(subject):
         _set_callback(callback, state["callbacks"].get(path), refiller, path)
@@ -300,6 +303,11 @@ def _unsaved_owners(subject: Subject) -> dict[str, tuple[nn.Module, str]]:
         for path, module in root.named_modules(prefix=owner)
         for name in sorted(module._non_persistent_buffers_set)
     }
+
+
+def _weights(subject: Subject) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of all modules: a callback may freeze some of them, and no ``state_dict`` says which."""
+    return [found for owner, root in about.own_modules(subject.model).items() for found in root.named_parameters(owner)]
 
 
 def _unsaved_buffers(subject: Subject) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Subject:
     workers: Any = None
     """The processes that evaluate the candidates of an augmented random search, where the script has any."""
     left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
+    optimizers: dict[str, str] = field(default_factory=dict)
+    """The class of each optimizer when it was first seen."""
 
 
 def configured(owner: object) -> frozenset[str]:
@@ -72,6 +74,14 @@ def optimizers(model: BaseAlgorithm) -> dict[str, torch.optim.Optimizer]:
             if isinstance(value, torch.optim.Optimizer) and value not in found.values():
                 found[prefix + name] = value
     return found
+
+
+def replaced_optimizers(subject: Subject) -> list[LeftOut]:
+    """Return the optimizers in whose place training has put one of another class: the script makes the first one again."""
+    now = {name: class_name(found) for name, found in optimizers(subject.model).items()}
+    first = {name: subject.optimizers.setdefault(name, found) for name, found in now.items()}
+    reason = "training has put an optimizer of another class here, and the script makes the first one again"
+    return [LeftOut(f"optimizer.{name}", reason) for name in now if now[name] != first[name]]
 
 
 def own_modules(model: BaseAlgorithm) -> dict[str, nn.Module]:
