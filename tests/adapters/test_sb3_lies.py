@@ -70,5 +70,8 @@ def test_learning_does_not_go_on_with_an_env_that_lies(tmp_path: Path) -> None:
 
 def test_another_number_of_envs_is_refused_with_both_sides(tmp_path: Path) -> None:
     learn(tmp_path / "run", 64)
-    with pytest.raises(MismatchError, match="num_envs: saved 2, here 3"):
+    with pytest.raises(MismatchError, match="num_envs: saved 2, here 3") as caught:
         learn(tmp_path / "run", 96, envs=3)
+    # Not to be accepted: an env that is built otherwise does not come back.
+    assert "make the script fit again" in caught.value.hint
+    assert "on_mismatch" not in caught.value.hint
