@@ -92,7 +92,7 @@ class Recorder:
 
     left_out: list[LeftOut] = field(default_factory=list)
     _met: dict[int, tuple[str | None, object]] = field(default_factory=dict)
-    _over: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
+    _over: dict[int, list[tuple[str, Any, bool]]] = field(default_factory=dict)
     """The arrays that were met, by whose memory they lie over."""
 
     def attributes(self, owner: object, path: str, *, skip: Container[str] = (), optional: Container[str] = ()) -> dict[str, Any]:
@@ -167,9 +167,11 @@ class Recorder:
         array = array.detach() if is_tensor(array) else array
         memory, span = layout.memory_of(array)
         others = self._over.setdefault(memory, [])
-        if first := next((known for known, other in others if np.may_share_memory(other, span)), None):
+        # Two tensors over one memory are mostly one result, held twice, and never written: recurrent states.
+        others = [found for found in others if not (found[2] and is_tensor(array))]
+        if first := next((known for known, other, _ in others if np.may_share_memory(other, span)), None):
             self.left_out.append(LeftOut(path, f"it shares its memory with {first}, and after a resume it would not"))
-        others.append((path, span))
+        self._over[memory].append((path, span, is_tensor(array)))
         return _with_layout(array)
 
     def _container(self, value: Any, path: str) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EventCallback
 
 from milepost.errors import UsageError
 
@@ -20,20 +20,46 @@ def not_state(callback: BaseCallback) -> frozenset[str]:
 
 
 def walk(callback: BaseCallback, path: str = "callback") -> Iterator[tuple[str, BaseCallback]]:
-    """Yield every callback below and with ``callback``, each under a path that says where it sits and what it is."""
+    """Yield every callback below and with ``callback``, each once, under a path that says where it sits and what it is.
+
+    A callback of one's own may hold others, to call them, or only know one that sits elsewhere.
+    """
+    found = list(_nested(callback, path, _listed))
+    seen = {id(each) for _, each in found}
+    yield from found
+    for here, holder in found:
+        for name, child in _children(holder):
+            for below, each in (pair for item in _items(child) for pair in _nested(item, f"{here}/{name}", _children)):
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    yield below, each
+
+
+def _nested(
+    callback: BaseCallback, path: str, within: Callable[[BaseCallback], Iterator[tuple[str, Any]]], above: tuple[int, ...] = ()
+) -> Iterator[tuple[str, BaseCallback]]:
     here = f"{path}:{type(callback).__name__}"
     yield here, callback
-    for name, child in _children(callback):
-        label = {"callback": "event", "callback_on_new_best": "best"}.get(name, name)
-        if not isinstance(child, (list, tuple)):
-            yield from walk(child, f"{here}/{label}")
-            continue
-        for index, item in enumerate(child):
-            yield from walk(item, f"{here}/{index}" if isinstance(callback, CallbackList) else f"{here}/{label}/{index}")
+    for name, child in within(callback):
+        label = {"callback": "/event", "callback_on_new_best": "/best", "callbacks": ""}.get(name, f"/{name}")
+        for index, item in enumerate(_items(child)):
+            if id(item) not in (*above, id(callback)):
+                place = f"{here}{label}/{index}" if isinstance(child, (list, tuple)) else f"{here}{label}"
+                yield from _nested(item, place, within, (*above, id(callback)))
+
+
+def _items(child: Any) -> list[BaseCallback]:
+    return list(child) if isinstance(child, (list, tuple)) else [child]
+
+
+def _listed(callback: BaseCallback) -> Iterator[tuple[str, Any]]:
+    """Yield the children that Stable-Baselines3 itself calls, by their attributes."""
+    if isinstance(callback, (CallbackList, EventCallback)):
+        yield from (found for found in _children(callback) if found[0] in ("callbacks", "callback", "callback_on_new_best"))
 
 
 def _children(callback: BaseCallback) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that are callbacks, or lists of some: what holds them calls them, whatever its class is."""
+    """Yield the attributes that are callbacks, or lists of some."""
     for name, value in vars(callback).items():
         inside = value if isinstance(value, (list, tuple)) and value else [value]
         if name != "parent" and all(isinstance(item, BaseCallback) for item in inside):
