@@ -140,6 +140,7 @@ def test_a_factory_in_the_working_directory_is_found(tmp_path: Path, monkeypatch
         (f"{HERE}:np", "no-factory"),
         (f"{HERE}:not_an_env", "no-env"),
         (f"{HERE}:raises", "env-failed"),
+        (f"{HERE}:exits", "env-failed"),
     ],
 )
 def test_what_is_no_env_is_one_clear_error(name: str, kind: str) -> None:

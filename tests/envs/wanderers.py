@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -164,3 +165,7 @@ def not_an_env() -> int:
 
 def raises() -> Any:
     raise KeyError("nothing here")
+
+
+def exits() -> Any:
+    sys.exit(0)
