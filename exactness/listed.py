@@ -83,6 +83,7 @@ LISTED: tuple[Listed, ...] = (
     Listed("counters/marks/reported/**", "ours", "which evaluation was reported last", EVALUATED),
     Listed("counters/**", "unchanged", _SEE),
     # buffers
+    *_each("rollout/", "pad pad_and_flatten", "recomputed", "made anew before a rollout is learned from", ("RecurrentPPO",)),
     Listed("rollout/**", "unchanged", "emptied where a rollout begins; saved elsewhere it is not", ON),
     Listed("replay/others/full", "recomputed", "HER draws from episodes, wherever in the buffer they lie", GOALS),
     Listed("replay/**", "unchanged", _SEE, GOALS),
