@@ -82,7 +82,10 @@ def _is_below(frame: FrameType | None, file: str) -> bool:
 
 def _leaves_a_with(frame: FrameType) -> bool:
     """Return whether the next thing that runs is the call of ``__exit__``: a trace function can strike there, a signal cannot."""
-    code, consts = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 6], frame.f_code.co_consts
+    at, consts = frame.f_lasti, frame.f_code.co_consts
+    if frame.f_code.co_code[at] == dis.opmap["SWAP"]:
+        at += 2  # what is returned from within it is put aside first
+    code = frame.f_code.co_code[at : at + 6]
     return len(code) == 6 and all(
         operation == dis.opmap["LOAD_CONST"] and consts[argument] is None
         for operation, argument in zip(code[::2], code[1::2], strict=True)
@@ -164,3 +167,37 @@ def test_a_program_that_ends_waits_for_the_save_that_is_staged(tmp_path: Path) -
         gate.release()
     writer.join(HANG_S)
     assert not writer.is_alive()
+
+
+def test_what_returns_from_within_a_with_is_struck_only_where_a_signal_can_strike() -> None:
+    # Between the last line within and the call of ``__exit__`` no signal is looked at: what was opened would stay open.
+    left: list[bool] = []
+
+    class Opened:
+        def __enter__(self) -> None:
+            left.append(False)
+
+        def __exit__(self, *_: object) -> None:
+            left[-1] = True
+
+    def reads() -> int:
+        with Opened():
+            return len(left)
+
+    seen: list[bool] = []
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code is reads.__code__:
+            if event == "line":
+                seen.append(_leaves_a_with(frame))
+            return trace
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        reads()
+    finally:
+        sys.settrace(before)
+    assert seen == [False, False, True]
+    assert left == [True]
