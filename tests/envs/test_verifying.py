@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def test_vector_envs_of_both_kinds_are_proven_with_their_workers(make: Any) -> N
 def test_a_factory_that_no_other_process_can_find_runs_in_a_child() -> None:
     assert verify(functools.partial(gym.make, "Acrobot-v1"), steps=20).exact
     assert verify(lambda: wanderers.Plain(), steps=20).exact
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_a_child_ends_whatever_is_raised_in_it_and_never_goes_on_as_a_second_caller(raised: type[BaseException]) -> None:
+    # A Ctrl-C goes to the whole group: the child would run the rest of the user's script, beside the parent.
+    parent = os.getpid()
+
+    def make() -> wanderers.Plain:
+        if os.getpid() != parent:
+            raise raised
+        return wanderers.Plain()
+
+    verdict = verify(make, steps=5)
+    assert os.getpid() == parent
+    assert not verdict.exact
+    assert "the child ended with exit code 1" in verdict.error
 
 
 def test_a_layer_that_nobody_can_capture_is_named_and_nothing_is_tried() -> None:

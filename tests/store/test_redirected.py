@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import milepost
 from milepost.clock import SystemClock
+from milepost.errors import UsageError
 from milepost.store.local import LocalStore
 from milepost.store.memory import MemoryStore
 from milepost.store.resolve import directory_of, original_of
@@ -54,6 +55,16 @@ def test_one_root_has_one_place_however_it_is_spelled_and_wherever_the_program_r
     monkeypatch.chdir(tmp_path / "there")
     save("runs/a")
     assert len(list(into.iterdir())) == 1
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/trial", "file:///tmp/trial"])
+def test_a_url_is_no_directory_and_none_is_made_of_it(into: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("MILEPOST_ROOT", url)
+    with pytest.raises(UsageError, match="MILEPOST_ROOT=/scratch/trial") as caught:
+        save("runs/a")
+    assert caught.value.kind == "bad-root"
+    assert os.listdir() == []
+    assert not into.exists()
 
 
 def test_what_was_moved_once_is_not_moved_again(into: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Any
@@ -12,7 +13,7 @@ from milepost.errors import MilepostError, ServiceError, UsageError
 _UNTIL_GONE_S = 10
 
 
-class Line:
+class Line(ABC):
     """Be the way to the workers of one vector env."""
 
     structure: frozenset[str]
@@ -21,22 +22,23 @@ class Line:
     def __init__(self, venv: Any) -> None:
         self.venv = venv
 
+    @abstractmethod
     def is_waiting(self) -> bool:
         """Return whether a step, or something else, was sent to the workers and not yet answered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, name: str, values: Sequence[Any]) -> None:
         """Set an attribute of each env, each to its own value."""
-        raise NotImplementedError
 
+    @abstractmethod
     def call(self, name: str, *arguments: Any) -> list[Any]:
         """Call a method of every env. All work at once; returns what each returned."""
-        raise NotImplementedError
 
+    @abstractmethod
     def one_command(self) -> None:
         """Let every worker's loop take one command whose answer it remembers. The gates stand in for the envs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget_call(self) -> None:
         """Let the vector env be closed though a call was never answered."""
 
@@ -88,6 +90,9 @@ class Subproc(Line):
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
         return self._tell("env_method", [(name, arguments, {})] * self.venv.num_envs)
+
+    def forget_call(self) -> None:
+        """Do nothing: ``close`` waits for no answer that it has not asked for."""
 
     def one_command(self) -> None:
         self._tell("reset", [(None, None)] * self.venv.num_envs)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -269,18 +270,19 @@ def _answer(make_env: Callable[[], Any], folder: Path, seed: int) -> dict[str, A
     return {"restore_ms": restore_ms}
 
 
-class _Other:
+class _Other(ABC):
     """Be the process that goes on from the checkpoint."""
 
     def __enter__(self) -> _Other:
         return self
 
+    @abstractmethod
     def __exit__(self, *exc_info: object) -> None:
         """Leave nothing behind."""
 
+    @abstractmethod
     def answer(self) -> dict[str, Any]:
         """Let it go on, and return what it says when it has ended."""
-        raise NotImplementedError
 
 
 class _New(_Other):
@@ -288,6 +290,9 @@ class _New(_Other):
 
     def __init__(self, trial: _Trial, name: str) -> None:
         self._trial, self._name = trial, name
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Do nothing: there is a process only while it is asked."""
 
     def answer(self) -> dict[str, Any]:
         """Run it, and return what it says."""
@@ -307,10 +312,14 @@ class _Forked(_Other):
         waiting, self._go = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(self._go)
-            if os.read(waiting, 1):
-                _again(trial.make_env, trial.folder, trial.seed)
-            os._exit(0)
+            code = 1
+            try:
+                os.close(self._go)
+                if os.read(waiting, 1):
+                    _again(trial.make_env, trial.folder, trial.seed)
+                code = 0
+            finally:
+                os._exit(code)  # after a Ctrl-C, too: it is never to go on as a second of the caller's program
         os.close(waiting)
 
     def answer(self) -> dict[str, Any]:

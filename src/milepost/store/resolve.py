@@ -52,13 +52,17 @@ def redirected(where: Where, clock: Clock, *, only_if_there: bool = False) -> Wh
     Each gets a directory of its own there, named after what the program calls it (relative to the working directory where it
     lies within it), so that the same program finds the same one again. Stores that are no directories move, too: whoever
     sets this wants a run that outlives the process and touches nothing else. With ``only_if_there`` a root which was not yet
-    saved to stays where it is: a program may read other runs.
+    saved to stays where it is: a program may read other runs. Raises `UsageError` (kind ``bad-root``) for a URL in the variable.
     """
     into = os.environ.get(REDIRECT)
     named = where.url if isinstance(where, Store) else os.fspath(where)
     if not into or not named:
         return where
-    into = os.path.abspath(into)
+    if _SCHEME.match(into):
+        # Taken for a path it would be a directory called `s3:`, here.
+        hint = f"name a directory, say {REDIRECT}=/scratch/trial"
+        raise UsageError(f"{REDIRECT} is a directory, and no URL", kind="bad-root", hint=hint, **{REDIRECT: into})
+    into = os.path.abspath(os.path.expanduser(into))
     if os.path.dirname(os.path.abspath(named)) == into:
         return where  # it was moved already
     path = os.path.join(into, directory_of(_name_of(named)))
