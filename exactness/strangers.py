@@ -97,23 +97,23 @@ class Reach(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Dict({"observation": box, "achieved_goal": box, "desired_goal": box})
         self.action_space = gym.spaces.Discrete(3) if discrete else gym.spaces.Box(-1, 1, (1,), np.float32)
         self.state = np.zeros(2, np.float32)
-        self.taken = self.longest = 0
+        self._elapsed_steps = self.longest = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Put point and goal anywhere."""
         super().reset(seed=seed, options=options)
         self.state = self.np_random.uniform(-3, 3, 2).astype(np.float32)
-        self.taken, self.longest = 0, int(self.np_random.integers(3, 14))
+        self._elapsed_steps, self.longest = 0, int(self.np_random.integers(3, 14))
         return self._observed(), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Move the point."""
         offset = np.float32(isinstance(self.action_space, gym.spaces.Discrete))
         self.state[0] += np.clip(np.float32(np.ravel(action)[0]) - offset, -1, 1)
-        self.taken += 1
+        self._elapsed_steps += 1
         seen = self._observed()
         reward = float(self.compute_reward(seen["achieved_goal"], seen["desired_goal"], [{}])[0])
-        return seen, reward, reward == 0, self.taken >= self.longest, {"is_success": reward == 0}
+        return seen, reward, reward == 0, self._elapsed_steps >= self.longest, {"is_success": reward == 0}
 
     def compute_reward(self, achieved: Any, desired: Any, infos: Any) -> Any:  # noqa: ARG002 - HER hands it over
         """Return 0 near the goal, else -1."""
