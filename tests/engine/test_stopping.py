@@ -739,3 +739,13 @@ def test_a_resume_of_parts_or_with_a_notice_that_may_wait_trains_on(tmp_path: Pa
         training.engine.stop_by("30s", path="SIGTERM")
         training.engine.resume(parts=["policy"])
         training.stop_at(6)
+
+
+def test_a_log_that_is_only_measured_for_the_last_save_still_tells_what_it_doubts(tmp_path: Path) -> None:
+    with with_logs(), Stopping(tmp_path) as training:
+        training.save(1)
+        training.state["replay"]["ring"].log.forget("rows were written without a touch")
+        training.engine.stop_by("30s")
+        training.stop_at(2)
+    (told,) = [event["doubts"] for event in events(local(tmp_path)) if event["event"] == "published" and event["step"] == 2]
+    assert told == ["replay: rows were written without a touch"]
