@@ -197,7 +197,9 @@ def test_where_not_all_fits_replay_is_left_out_and_the_next_start_goes_on_from_t
             stopped = training.stop_at(2, after_s=0)
         assert stopped.summary is not None
         assert (stopped.summary.number, stopped.summary.complete, stopped.summary.healthy) == (2, False, True)
-        assert stopped.summary.reason == "stopped by SIGTERM, without replay: no time for all"
+        assert stopped.summary.reason == (
+            "stopped by SIGTERM, without replay: 0.0 s were left, and to save all takes about 0.5 s"
+        )
         assert record_in(folder) == {"path": "SIGTERM", "exit_code": 75, "generation": 2, "step": 2, "complete": False}
         assert set(read(local(root)).live) == {1, 2}, "the newest complete one stays, whatever Keep(last=1) says"
         assert oneshot.verify(root).ok
@@ -380,6 +382,7 @@ def test_a_notice_that_is_withdrawn_was_one_save_more(tmp_path: Path) -> None:
             for step in range(2, 8):
                 assert not training.point(step + 10 * number, after_s=60.0)
     assert [each.step for each in read(local(tmp_path)).live.values()] == [1, 11]
+    assert [event["path"] for event in events(local(tmp_path)) if event["event"] == "withdrawn"] == ["notice"]
 
 
 def test_an_early_save_that_failed_is_made_again(tmp_path: Path) -> None:
@@ -504,6 +507,20 @@ def test_an_engine_that_comes_around_again_does_not_wait_for_the_other(tmp_path:
         assert actor.point(1)
         assert actor.stop_at(2).summary.step == 2  # type: ignore[union-attr]
     assert oneshot.load(tmp_path / "actor")["counters"]["step"] == 2
+
+
+def test_what_was_left_out_of_a_last_save_is_all_in_the_next_if_training_goes_on(tmp_path: Path) -> None:
+    with with_logs(), Stopping(tmp_path / "actor") as actor, Stopping(tmp_path / "critic") as critic:
+        actor.save(1)
+        for engine in (actor.engine, critic.engine):
+            engine.stop_by(0.001, path="notice")
+        assert actor.point(2, after_s=0)
+        assert actor.engine.wait().complete is False  # type: ignore[union-attr]
+        for engine in (actor.engine, critic.engine):
+            engine.withdraw("notice")
+        for step in (3, 4, 5):
+            actor.save(step)
+            assert bits(oneshot.load(tmp_path / "actor")) == bits(state_at(step))
 
 
 def test_an_engine_that_was_dropped_or_closed_is_waited_for_by_nobody(tmp_path: Path) -> None:

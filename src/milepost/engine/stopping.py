@@ -20,7 +20,18 @@ from milepost.engine.session import Session
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.grace import Grace, grace_of
-from milepost.lifecycle.stopping import EXIT_CODE, GRACE_S, Decision, Stop, StopBy, Stopped, decide, last_call_ns, leading
+from milepost.lifecycle.stopping import (
+    EXIT_CODE,
+    GRACE_S,
+    Decision,
+    Stop,
+    StopBy,
+    Stopped,
+    decide,
+    expected_s,
+    last_call_ns,
+    leading,
+)
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Summary
 
@@ -100,6 +111,8 @@ class Stops:
         self._told: frozenset[str] = frozenset()
         self._listening: Listening | None = None
         self._thread = 0
+        self._takes_s = 0.0
+        """How long a save was thought to take at the last safe point."""
         self.has_left = False
         """The last save was made; the process waits for another engine of this thread."""
 
@@ -132,7 +145,8 @@ class Stops:
         """Forget a request; an early save that was made for it was one more save."""
         self._early.pop(path, None)
         if self._requests.pop(path, None) is not None:
-            log.warning("%s was withdrawn: training goes on", path)
+            self._meter.tell("withdrawn", {"path": path})
+            self.has_left = self.has_left and bool(self._requests)
 
     @property
     def leading(self) -> StopBy | None:
@@ -153,7 +167,16 @@ class Stops:
         requests, costs = list(self._requests.values()), self._meter.costs
         self._tell(requests, now_ns)
         size_bytes = 0 if costs.duration_s > 0 else self._saving.measure(session)
+        self._takes_s = expected_s(costs, size_bytes)
         return decide(requests, now_ns, costs, size_bytes=size_bytes, gap_s=self._meter.gap_s, saved=self._saved_early())
+
+    def why(self, request: StopBy, now_ns: int, left_out: frozenset[str]) -> str:
+        """Return what a last save gives as its reason."""
+        if not left_out or request.deadline_ns is None:
+            return f"stopped by {request.path}"
+        left_s = (request.deadline_ns - now_ns) / 1e9
+        short = f"{left_s:.1f} s were left, and to save all takes about {self._takes_s:.1f} s"
+        return f"stopped by {request.path}, without {', '.join(sorted(left_out))}: {short}"
 
     def begin_early(self) -> str:
         """Note that a save begins which is the early one of every notice there is; return why."""
