@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from milepost import Stopped
+from milepost import Keep, Stopped
+from milepost.clock import FakeClock
 from milepost.engine import oneshot
 from milepost.publish.view import read
+from milepost.store.posix import Posix
+from milepost.testing.faults import count_operations, run_and_kill
 from tests.engine.test_ctrl_c_anywhere import CtrlC, lines_of, roots
-from tests.engine.training import Training, bits, local, state_at
+from tests.engine.training import Training, bits, local, state_at, with_logs
 
 _POINTS = {"thread": 25, "process": 10}
 """How many lines are struck, evenly spread. To start a writer process takes its time, each time."""
@@ -52,3 +55,31 @@ def test_after_a_ctrl_c_anywhere_in_a_stop_all_is_saved_at_the_next_safe_point(t
         for number, summary in view.live.items():
             assert bits(oneshot.load(local(root), which=number)) == bits(state_at(summary.step))
     assert tried >= _POINTS[writer] / 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("within", ["30s", 0.001], ids=["all", "without replay"])
+def test_a_kill_before_any_file_operation_of_a_stop_loses_no_complete_generation(tmp_path: Path, within: str | float) -> None:
+    def train(root: Path, posix: Posix) -> None:
+        training = Training(local(root, posix), keep=Keep(last=1), clock=FakeClock(prefix="a"))
+        training.engine.resume()
+        training.save(1)
+        training.engine.stop_by(within, path="SIGTERM")
+        stop_at(training, 2)
+
+    with with_logs():
+        total = len(count_operations(lambda posix: train(tmp_path / "whole", posix)))
+        reached: set[int] = set()
+        for number in range(0, total, 5):
+            root = tmp_path / f"{number}"
+            if not run_and_kill(lambda posix: train(root, posix), number):  # noqa: B023 - called at once
+                break
+            with Training(root, keep=Keep(last=1)) as again:
+                restored = again.engine.resume()
+                step = restored.step if restored else 0
+                assert again.is_at(step)
+                reached.add(step)
+                again.save(9)
+            assert bits(oneshot.load(root)) == bits(state_at(9))
+            assert oneshot.verify(root).ok
+    assert reached == ({0, 1, 2} if within == "30s" else {0, 1})
