@@ -122,6 +122,7 @@ _MILEPOST = {
     "fenced": "fenced",
     "replaced": "fenced",
     "nothing-valid": "nothing-valid",
+    "missing-extra": "import",
     "half-loaded": "exception",  # a UsageError that the next start heals
 }
 _EXIT_CODES = {
@@ -262,7 +263,7 @@ def _of_a_failure(end: End, text: str) -> Found:
 
 def _of_a_record(failure: FailureRecord, text: str) -> Found:
     words = shown(f"{failure.type}: {failure.message}" if failure.message else failure.type)
-    words += _at(failure.step)
+    words = (words or "an exception without a name") + _at(failure.step)
     if failure.kind:
         kind = _MILEPOST.get(failure.kind) or _EXIT_CODES.get(failure.exit_code or 0)
         kind = kind or _TYPES.get(failure.type.rpartition(".")[2], "exception")
@@ -297,7 +298,7 @@ def _of_a_code(end: End, text: str) -> Found:
     if code in _EXIT_CODES and (end.phase or "milepost" in text):
         return _EXIT_CODES[code], f"it ended with exit code {code}: {last_line(text)}"
     kind = symptom(text)
-    if kind and (kind not in ("usage", "not-started", "syntax") or code == 2):
+    if kind and (kind not in ("usage", "not-started") or code == 2):
         return kind, f"{line_of(kind, text)} (exit code {code})"
     line = last_line(text)
     return "exit", f"it ended with exit code {code}" + (f"; its last words: {line}" if line else "")

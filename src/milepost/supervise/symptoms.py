@@ -51,7 +51,7 @@ _ROWS: dict[str, tuple[str, ...]] = {
         r"Connection (?:reset|refused|closed|timed out|aborted)|Transport endpoint is not connected",
         r"No route to host|Network is unreachable|Name or service not known|Temporary failure in name resolution",
         r"Rendezvous\w{0,20}Error|Dist(?:Network|Store)Error|TCPStore",
-        r"\bgloo\b.{0,200}(?:timed? ?out|closed|connect)|[Ss]ocket ?[Tt]ime(?:d )?out",
+        r"\bgloo\b.{0,200}(?:[Tt]imed? ?out|closed|[Cc]onnect)|[Ss]ocket ?[Tt]ime(?:d )?out",
         r"(?:Read|Connect)Timeout|\bUNAVAILABLE: ",
     ),
     "io": (r"Input/output error|Remote I/O error|\bEIO\b",),
