@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.errors import CorruptError, MilepostError
-from milepost.supervise.causes import End, FailureRecord, StoppedRecord, classify
+from milepost.supervise.causes import End, StoppedRecord, classify
+from milepost.supervise.failure_record import FailureRecord
 from milepost.supervise.kinds import KINDS
 from milepost.supervise.symptoms import TAIL_CHARACTERS, readable
 
@@ -25,7 +26,7 @@ OF_STDERR = 'Traceback (most recent call last):\n  File "/x/train.py", line 3, i
 
 
 def failed(**facts: object) -> End:
-    return replace(FAILED, failure=FailureRecord(**facts))  # type: ignore[arg-type]
+    return replace(FAILED, failure=FailureRecord(**{"pid": 1, "at_ns": 1, "message": "", "trace": "", **facts}))
 
 
 def printed(last: str, *, code: int = 1) -> End:
@@ -357,7 +358,7 @@ SNIPPETS = st.sampled_from(
 
 @given(st.lists(SNIPPETS | st.text(max_size=40), max_size=12).map("".join), st.integers(0, 256) | st.none(), st.booleans())
 def test_whatever_was_printed_an_end_has_a_cause_in_one_printable_line(text: str, code: int | None, as_record: bool) -> None:
-    failure = FailureRecord(type=text[:50], message=text) if as_record else None
+    failure = FailureRecord(1, 1, text[:50], text, "") if as_record else None
     cause = classify(End(code, None if code is not None else signal.SIGABRT, stderr=text, failure=failure))
     assert cause.kind in KINDS
     assert cause.text.isprintable()

@@ -9,29 +9,14 @@ from __future__ import annotations
 
 import errno
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from milepost.records import FaultKind
+from milepost.supervise.failure_record import FailureRecord
 from milepost.supervise.kinds import KINDS, Budget
-from milepost.supervise.symptoms import DEAD_WORKER, cleaned, exceptions, last_line, line_of, of_a_worker, shown, symptom
-
-
-@dataclass(frozen=True, slots=True)
-class FailureRecord:
-    """Hold what a process wrote down about the exception that ended it."""
-
-    type: str = ""
-    message: str = ""
-    errno: int | None = None
-    kind: str = ""
-    """Of a `MilepostError`; else empty."""
-    exit_code: int | None = None
-    hint: str = ""
-    trace: str = ""
-    """A digest over the exception's type and its frames: equal for the same failure at the same place."""
-    frames: str = ""
-    step: int = -1
+from milepost.supervise.symptoms import DEAD_WORKER, chained, cleaned, exceptions, last_line, line_of, of_a_worker, shown, symptom
+from milepost.supervise.torchrun import exit_of_the_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,26 +152,30 @@ _ERRNOS = {
     **dict.fromkeys((errno.EPIPE, errno.ENETRESET, errno.ENOTCONN, errno.EHOSTDOWN), "connection"),
 }
 _BY_ITSELF = 75
-_WRAPPERS = ("ChildFailedError",)
+_BENEATH = ("device-memory", "device-assert", "device", "nccl", "disk-full", "stale", "read-only", "memory", "connection", "io")
+"""What may be the cause of another exception and decides then; a missing module, say, is tried and caught all the time."""
+_WRAPPERS = ("ChildFailedError", "SignalException")
 """Exceptions that only say that another process has failed: that one's is the cause."""
 
 
 def classify(end: End) -> Cause:
     """Return why a command ended. Any end has a cause; nothing is raised."""
     text = cleaned(end.stderr)
-    kind, why = _by_the_end(end) or _of_memory(end, text) or _of_a_signal(end, text) or _of_a_failure(end, text)
+    kind, why = _by_the_end(end, text) or _of_memory(end, text) or _of_a_signal(end, text) or _of_a_failure(end, text)
     row = KINDS[kind]
     hint = shown(end.failure.hint) if end.failure is not None and end.failure.kind else ""
     return Cause(kind, row.fault, row.budget, why, hint or row.advice)
 
 
-def _by_the_end(end: End) -> Found | None:
+def _by_the_end(end: End, text: str) -> Found | None:
     """Return what is certain: it ended well, it left when told to, or `milepost run` ended it."""
     if end.exit_code == 0:
         return "done", "it ended with exit code 0"
     if end.killed_after_grace and not end.hung:
         return "grace-too-short", "it did not end within its grace period, and was killed"
-    if end.stopped is not None and end.failure is None and (end.ended_by or end.exit_code == end.stopped.exit_code):
+    # Whatever the exit is then: torchrun's is 1, and a device's library may crash when all is saved. But an engine that could
+    # not save says so, and only a peer that fails because this process has left says nothing.
+    if end.stopped is not None and (end.failure is None or _of_a_record(end.failure, text)[0] in ("connection", "nccl")):
         return _of_a_stop(end.stopped)
     if end.hung:
         where = f" in phase {shown(end.phase)!r}" if end.phase else ""
@@ -251,6 +240,8 @@ def _of_a_failure(end: End, text: str) -> Found:
     """Return what an exception says: that which the process wrote down, else the one it printed, else its exit code."""
     if end.failure is not None and end.failure.type.rpartition(".")[2] not in _WRAPPERS:
         return _of_a_record(end.failure, text)
+    if end.exit_code == 1 and (rank := exit_of_the_first(text)) not in (None, 0, 1):
+        return _of_a_rank(end, rank, text)
     if end.exit_code == _BY_ITSELF:
         return "requeue-asked", "it asked to be started again (exit code 75)"
     if end.exit_code == 1 and (printed := list(exceptions(text))):  # what Python gives to an exception that nobody caught
@@ -259,6 +250,13 @@ def _of_a_failure(end: End, text: str) -> Found:
             # Of ranks that fail one after another the first is the cause; of one process what it printed last.
             return _of_an_exception(*(own[-1] if own[-1] is printed[-1] else own[0]), text)
     return _of_a_code(end, text)
+
+
+def _of_a_rank(end: End, code: int, text: str) -> Found:
+    """Return what the rank died of that failed first, where torchrun says only how it ended."""
+    rank = replace(end, exit_code=code if code > 0 else None, signal=-code if code < 0 else None, failure=None)
+    kind, why = _of_memory(rank, text) or _of_a_signal(rank, text) or _of_a_failure(rank, "")
+    return kind, f"the rank that failed first: {why}"
 
 
 def _of_a_record(failure: FailureRecord, text: str) -> Found:
@@ -277,6 +275,9 @@ def _of_an_exception(name: str, message: str, text: str, words: str = "") -> Fou
     words = words or shown(f"{name}: {message}" if message else name)
     short = name.rpartition(".")[2]
     kind = _TYPES.get(short) or symptom(f"{name}: {message}") or "exception"
+    if kind == "exception":
+        # "could not save" from "no space left on device": the first knows more.
+        kind = next((found for each in chained(text) if (found := symptom(each)) in _BENEATH), kind)
     return _unless_a_worker_says(kind, words, text)
 
 

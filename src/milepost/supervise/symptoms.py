@@ -14,6 +14,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|
 _RANK = re.compile(r"^\[(?:rank|default)?\d{1,6}\]: ?", re.MULTILINE)
 """What torch and torchrun put before each line of a rank."""
 _TRACEBACK = "Traceback (most recent call last)"
+_DIRECT_CAUSE = "The above exception was the direct cause"
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.*))?$")
 _WORKER = re.compile(r"^Process \S{1,80}:$", re.MULTILINE)
 
@@ -118,6 +119,15 @@ def exceptions(text: str) -> Iterator[tuple[str, str]]:
             if found := _EXCEPTION.match(line[:4000]):
                 yield found[1], found[2] or ""
             break
+
+
+def chained(text: str) -> Iterator[str]:
+    """Yield type and message of each exception that a cleaned text calls the direct cause of the last one, the nearest first."""
+    blocks = text.split(_TRACEBACK)[1:]
+    for block in reversed(blocks[:-1]):
+        if _DIRECT_CAUSE not in block:
+            return
+        yield from (": ".join(each) for each in exceptions(_TRACEBACK + block))
 
 
 def of_a_worker(text: str) -> tuple[str, str] | None:
