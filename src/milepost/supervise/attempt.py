@@ -30,7 +30,7 @@ from milepost.supervise.wording import name_of, shown
 LOOK_S = 1.0
 _STUCK_S = 30.0
 _ANSWER_S = 30.0
-_OUTPUT_S = 5.0
+_OUTPUT_S = 1.0
 
 
 class Tell(Protocol):
