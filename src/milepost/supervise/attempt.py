@@ -25,6 +25,7 @@ from milepost.supervise.printing import Console, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.torchrun import error_file
 from milepost.supervise.wording import name_of, shown
 
 LOOK_S = 1.0
@@ -72,7 +73,7 @@ class Attempt:
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
-        environment = {**order.environment, SUPERVISED: str(order.folder)}
+        environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
         self._process, reading = start(order.command, environment, order.cwd, order.mask)
