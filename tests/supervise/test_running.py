@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -36,7 +37,7 @@ class Ear:
     def wait(self, seconds: float) -> int | None:
         if seconds == POLL_S:
             Event().wait(0.01)
-        elif seconds:
+        else:
             self.waits.append(seconds)
         self.clock.advance(seconds=seconds)
         return self.hears(seconds)
@@ -103,7 +104,6 @@ def test_what_an_outer_run_says_is_passed_on_once_and_not_for_ever(tmp_path: Pat
         "HERE": str(tmp_path),
         "MILEPOST_RESUME": "abc:3",
         "MILEPOST_SKIP": "abc:4",
-        "MILEPOST_ATTEMPT": "7",
         "MILEPOST_SUPERVISED": "/nowhere",
     }
     script = """
@@ -111,7 +111,8 @@ made(f"told-{attempt}", repr({k: v for k, v in os.environ.items() if k in ("MILE
 if attempt == 2:
     from milepost.engine.beats import Beat
     from milepost.clock import SystemClock
-    beat = Beat(os.environ["MILEPOST_SUPERVISED"], "memory://elsewhere", SystemClock())
+    beat = Beat()
+    beat.show(os.environ["MILEPOST_SUPERVISED"], "memory://elsewhere", SystemClock())
     beat.generation = 5
     beat.beat()
 sys.exit(75 if attempt < 3 else 0)
@@ -156,60 +157,61 @@ def test_a_program_that_has_vanished_is_an_error(tmp_path: Path) -> None:
 BEATS = """
 from milepost.engine.beats import Beat
 from milepost.clock import SystemClock
-beat = Beat(os.environ["MILEPOST_SUPERVISED"], "memory://elsewhere", SystemClock())
+beat = Beat()
+beat.show(os.environ["MILEPOST_SUPERVISED"], "memory://elsewhere", SystemClock())
 made("ready")
 """
 
 
-def test_a_command_that_somebody_has_stopped_does_not_hang(tmp_path: Path) -> None:
+@contextmanager
+def watched(tmp_path: Path, script: str, limit_s: float, grace_s: float) -> Iterator[tuple[Attempt, Told, Callable[[], object]]]:
+    """Start a command that beats; the last of the three looks at it a second later, by its clock."""
     clock, told = FakeClock(), Told()
-    order = order_of(tmp_path, BEATS + "wait_for_ever()", pulse=lambda: Pulse(10.0), grace_s=0.0)
+    order = order_of(tmp_path, BEATS + script, pulse=lambda: Pulse(limit_s), grace_s=grace_s)
     with adopting():
         attempt = Attempt(order, clock, told, Console())
-        until(is_there(tmp_path / "ready"))
+
+        def look() -> object:
+            clock.advance(seconds=LOOK_S)
+            return attempt.poll()
+
         try:
-            os.kill(attempt.pid, signal.SIGSTOP)
-            until(lambda: process(attempt.pid).state == "T")  # type: ignore[union-attr]
-            for _ in range(100):
-                clock.advance(seconds=LOOK_S)
-                attempt.poll()
-            assert told.events == []
-            os.kill(attempt.pid, signal.SIGCONT)
-            until(lambda: process(attempt.pid).state != "T")  # type: ignore[union-attr]
-            until(lambda: "suspect" in told.events, lambda: (clock.advance(seconds=LOOK_S), attempt.poll()))
+            until(is_there(tmp_path / "ready"))
+            yield attempt, told, look
         finally:
             attempt.kill()
             until(attempt.poll, lambda: clock.advance(seconds=0.1))
 
 
+def test_a_command_that_somebody_has_stopped_does_not_hang(tmp_path: Path) -> None:
+    with watched(tmp_path, "wait_for_ever()", 10.0, 0.0) as (attempt, told, look):
+        os.kill(attempt.pid, signal.SIGSTOP)
+        until(lambda: process(attempt.pid).state == "T")  # type: ignore[union-attr]
+        for _ in range(100):
+            look()
+        assert told.events == []
+        os.kill(attempt.pid, signal.SIGCONT)
+        until(lambda: process(attempt.pid).state != "T")  # type: ignore[union-attr]
+        until(lambda: "suspect" in told.events, look)
+
+
 def test_a_command_that_hangs_is_suspected_then_asked_and_ended(tmp_path: Path) -> None:
-    clock, told = FakeClock(), Told()
-    order = order_of(tmp_path, BEATS + "wait_for_ever()", pulse=lambda: Pulse(10.0), grace_s=5.0)
-    with adopting():
-        attempt = Attempt(order, clock, told, Console())
-        until(is_there(tmp_path / "ready"))
-        end = until(attempt.poll, lambda: clock.advance(seconds=LOOK_S))
+    with watched(tmp_path, "wait_for_ever()", 10.0, 5.0) as (attempt, told, look):
+        until(look)
+        end = attempt.poll()
     assert told.events == ["suspect", "hung", "stacks"]
+    assert end is not None
     assert (end.hung, end.signal, end.forwarded, end.killed_after_grace) == (True, signal.SIGTERM, (), False)
 
 
 def test_one_that_comes_back_while_it_is_suspected_is_left_alone(tmp_path: Path) -> None:
-    clock, told = FakeClock(), Told()
-    script = BEATS + "while not Path('go').exists(): pass\nbeat.beat()\nmade('beaten')\nwait_for_ever()"
-    order = order_of(tmp_path, script, pulse=lambda: Pulse(1000.0), grace_s=5.0)
-    with adopting():
-        attempt = Attempt(order, clock, told, Console())
-        until(is_there(tmp_path / "ready"))
-        try:
-            until(lambda: "suspect" in told.events, lambda: (clock.advance(seconds=LOOK_S), attempt.poll()))
-            (tmp_path / "go").touch()
-            until(is_there(tmp_path / "beaten"))
-            clock.advance(seconds=LOOK_S)
-            attempt.poll()
-            assert told.events == ["suspect", "beats-again"]
-        finally:
-            attempt.kill()
-            until(attempt.poll, lambda: clock.advance(seconds=0.1))
+    script = "while not Path('go').exists(): pass\nbeat.beat()\nmade('beaten')\nwait_for_ever()"
+    with watched(tmp_path, script, 10.0, 5.0) as (_, told, look):
+        until(lambda: "suspect" in told.events, look)
+        (tmp_path / "go").touch()
+        until(is_there(tmp_path / "beaten"))
+        look()
+        assert told.events == ["suspect", "beats-again"]
 
 
 def looks(pulse: Pulse, *counts: dict[str, int], every_s: float = 1.0, at_s: float = 0.0) -> list[str]:
