@@ -156,6 +156,7 @@ class Attempt:
                 self._looked_ns = now_ns
                 # Known by this look, whatever they make of themselves later.
                 self._group.left()
+                self._oom_kills()  # the group in which they are counted may be gone with the command
                 found = self.beats
                 self._tell_of(found)
                 self._judge(now_ns, found)
