@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import subprocess
 import sys
@@ -220,6 +221,15 @@ def test_every_end_has_its_cause(kind: str, end: End) -> None:
 
 def test_every_kind_is_in_the_table_above() -> None:
     assert {kind for kind, _ in TABLE} == set(KINDS)
+
+
+def test_the_table_of_the_page_is_the_one_that_decides() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "restarts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| (\w+) \| (\S+) \|$", page, re.MULTILINE)
+    again = {kind: "budget" if row.retries is None else str(row.retries) for kind, row in KINDS.items()}
+    expected = {kind: ("nobody", "–") if row.budget == "none" else (row.budget, again[kind]) for kind, row in KINDS.items()}
+    assert {kind: (budget, count) for kind, budget, count in rows} == expected
+    assert len(rows) == len(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
