@@ -44,7 +44,12 @@ TABLE: list[tuple[str, End]] = [
     ("preempted", stopped("SIGTERM", forwarded=(signal.SIGTERM,))),
     ("preempted", stopped("SIGUSR1")),
     ("preempted", replace(stopped("SIGTERM"), exit_code=None, signal=signal.SIGSEGV)),  # a device's library, at the very end
-    ("preempted", replace(stopped("SIGTERM"), exit_code=None, signal=signal.SIGKILL)),
+    ("preempted", replace(stopped("SIGTERM"), exit_code=None, signal=signal.SIGKILL, killed_after_grace=True)),
+    ("preempted", stopped("stop_by")),
+    ("exit", stopped("stop_by", 3)),  # it left by its own choice, with a code of its own
+    ("exception", printed("EOFError: EOF when reading a line")),  # input()
+    ("exit", End(1, None, stderr=OF_STDERR + "ConnectionResetError: [Errno 104]\nretried\n" + "step\n" * 99 + "bye\n")),
+    ("exit", End(4, None, stderr="Connection reset by peer, retrying\n" + "step\n" * 99 + "bye\n")),
     ("notice", stopped("notice /run/preempt")),
     ("time-up", stopped("limit 24h")),
     ("time-up", stopped("SLURM end time")),
