@@ -151,5 +151,5 @@ def last_line(text: str) -> str:
 
 def shown(text: str, most: int = 300) -> str:
     """Return a text as one line that may be printed, and not a long one."""
-    line = " ".join(text[: 4 * most].split())
-    return plain(line if len(line) <= most else line[: most - 1] + "…")
+    line = plain(" ".join(text[: 4 * most].split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
