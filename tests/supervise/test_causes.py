@@ -77,6 +77,7 @@ TABLE: list[tuple[str, End]] = [
     ("host-memory", replace(printed("RuntimeError: DataLoader worker (pid 4121) is killed by signal: Killed. "), oom_kills=1)),
     ("host-memory", replace(printed("EOFError"), oom_kills=1)),
     ("exception", replace(failed(type="ValueError", message="bad"), oom_kills=1)),  # somebody else's, in the same cgroup
+    ("stopped-unsaved", replace(printed("EOFError"), exit_code=143, forwarded=(signal.SIGTERM,), oom_kills=1)),
     ("hang", replace(KILLED, hung=True, phase="saving")),
     ("hang", replace(KILLED, hung=True, killed_after_grace=True)),
     ("hang", End(75, None, hung=True)),
@@ -309,7 +310,7 @@ def test_of_several_ranks_the_first_failure_is_the_cause() -> None:
     cause = classify(
         End(1, None, stderr=f"{ranks}{OF_STDERR}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n")
     )
-    assert cause.kind == "device-memory"
+    assert (cause.kind, cause.text) == ("device-memory", "torch.OutOfMemoryError: CUDA out of memory.")
 
 
 def test_an_old_traceback_that_was_caught_is_not_the_cause_of_a_later_exit() -> None:

@@ -85,6 +85,14 @@ def test_what_starting_again_does_not_heal_is_not_tried_for_long(kind: str) -> N
     assert decided == ["restart"] * (KINDS[kind].retries or 0) + ["stop"]
 
 
+def test_what_is_hopeless_is_told_apart_from_what_was_tried() -> None:
+    assert after(policy(), replace(FAILED, stderr="ImportError: no\n")).why == "starting it again would not heal that"
+    full = replace(FAILED, stderr="MemoryError\n")
+    assert [after(one, full).why for one in [policy()] for _ in range(2)][
+        1
+    ] == "that came 2 times without a new generation between"
+
+
 def test_the_same_failure_at_the_same_step_stops() -> None:
     one = policy()
     assert after(one, traced("a", 100)).action == "restart"

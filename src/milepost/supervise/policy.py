@@ -119,7 +119,7 @@ class Policy:
             why = "milepost run was told to end" if asked_to_stop else "this machine or its time is about to end"
             return Decision("requeue", 0.0, REQUEUE, f"{why}: start it again to go on")
         why = self._look_at_the_loader(end) or self._step_back(end, cause, kind) or self._standing
-        return Decision("restart", self._wait(end, cause, kind), code, why, self._skip, self._resume)
+        return Decision("restart", self._wait(cause, kind), code, why, self._skip, self._resume)
 
     def _refusal(self, end: End, cause: Cause, kind: Kind) -> str:
         """Return why it is not started again; empty if it is."""
@@ -169,9 +169,9 @@ class Policy:
         if end.loading is None or not _kills_its_loader(end):
             return ""
         self._loaders_killed[end.loading] += 1
-        if self._loaders_killed[end.loading] < _LOADERS_KILLED or self._skip:
+        if self._loaders_killed[end.loading] < _LOADERS_KILLED:
             return ""
-        self._skip, self._resume = (end.loading,), ()
+        self._skip = (end.loading,)
         self._doubted.add(end.loading)
         return f"{self._standing}; generation {end.loading[1]} has killed what loads it twice, and is passed over from now on"
 
@@ -200,13 +200,13 @@ class Policy:
         known = range(1, number) if older is None else [other for owner, other in older if owner == run and other < number]
         return max((other for other in known if (run, other) not in self._doubted), default=0)
 
-    def _wait(self, end: End, cause: Cause, kind: Kind) -> float:
+    def _wait(self, cause: Cause, kind: Kind) -> float:
         """Return a wait with full jitter: of a hundred jobs that a file server has thrown out no two come back at once."""
         first, longest = self._limits.backoff_s
         if kind.is_patient:
             return longest * (1 + self._draw()) / 2
         count = self._spent["preemption"] - 1 if cause.budget == "preemption" else self._spent.total() - self._spent["preemption"]
-        if count < 1 or (cause.budget == "preemption" and end.published):
+        if count < 1:
             return 0.0  # taken away, and nothing lost; but never twice in a row at once without anything saved between
         return self._draw() * min(longest, first * 2.0 ** min(count - 1, 64))
 
