@@ -70,6 +70,7 @@ class Console:
         try:
             if self._descriptor < 0:
                 sys.stderr.write(data.decode(errors="replace"))
+                sys.stderr.flush()
                 return
             while data:
                 data = data[os.write(self._descriptor, data) :]
