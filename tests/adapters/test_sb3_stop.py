@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,20 @@ class Notice(BaseCallback):
         return True
 
 
-def run(name: str, folder: Path, *, seed: int = 1, at: int = 10**9, within: str | float | None = "30s", when: int = 10**9) -> Any:
+def run(
+    name: str,
+    folder: Path,
+    *,
+    seed: int = 1,
+    at: int = 10**9,
+    within: str | float | None = "30s",
+    when: int = 10**9,
+    **environment: str,
+) -> Any:
     """Run a scenario's script once; return what it ends with, or how it was stopped."""
 
     def script() -> Any:
+        os.environ.update(environment)
         model, callbacks = build(name, seed, folder)
         ours = Checkpointing(folder / "run", when=every(steps=when), writer="inline")
         try:
@@ -121,3 +132,17 @@ def test_a_run_that_is_told_to_end_at_its_end_is_over_when_it_is_started_again(t
     last = SCENARIOS["ppo"][1]
     assert run("ppo", tmp_path / "stopped", at=last) == (75, "SIGTERM", last)
     assert run("ppo", tmp_path / "stopped", seed=2) == left_alone
+
+
+@pytest.mark.parametrize("variable", ["MILEPOST_RESUME", "MILEPOST_SKIP"])
+def test_a_run_that_is_stepped_back_ends_with_the_same_bits(variable: str, tmp_path: Path) -> None:
+    left_alone = alone("dqn", tmp_path / "alone")
+    assert run("dqn", tmp_path / "stopped", at=129, when=40) == (75, "SIGTERM", 132)
+    view = read(local(tmp_path / "stopped/run"))
+    newest, before = sorted(view.live, reverse=True)[:2]
+    asked = {variable: f"{view.run_id}:{before if variable == 'MILEPOST_RESUME' else newest}"}
+    assert run("dqn", tmp_path / "stopped", seed=2, when=40, **asked) == left_alone
+    view = read(local(tmp_path / "stopped/run"))
+    assert view.head is not None
+    assert newest not in view.head.line
+    assert set(view.marks) == ({newest} if variable == "MILEPOST_SKIP" else set())
