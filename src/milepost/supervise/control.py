@@ -295,13 +295,19 @@ def _connect(connection: socket.socket, path: Path) -> None:
         with _short(path) as address:
             connection.connect(address)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
-        was = "no milepost up listens there any more" if isinstance(error, ConnectionRefusedError) else "no milepost up listens there"
+        was = (
+            "no milepost up listens there any more"
+            if isinstance(error, ConnectionRefusedError)
+            else "no milepost up listens there"
+        )
         raise NotFoundError(was, kind="no-pipeline", hint=hint, control=path) from error
     except PermissionError as error:
         message = "this pipeline is another user's"
         raise StoreError(message, kind="permission", retryable=False, hint="ask its owner", control=path) from error
     except OSError as error:
-        raise NotFoundError(f"no milepost up can be reached: {error.strerror}", kind="no-pipeline", hint=hint, control=path) from error
+        raise NotFoundError(
+            f"no milepost up can be reached: {error.strerror}", kind="no-pipeline", hint=hint, control=path
+        ) from error
 
 
 def _listen(path: Path) -> socket.socket:

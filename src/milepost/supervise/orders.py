@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -90,7 +90,7 @@ class Answer:
     """Of what the order named."""
 
 
-def targets(plan: Plan, order: Order, finished: Set[str]) -> frozenset[Place]:
+def targets(plan: Plan, order: Order, finished: frozenset[str]) -> frozenset[Place]:
     """Return the places that an order starts again. Raises `NotFoundError` (``no-such-role``, ``no-such-worker``)."""
     if isinstance(order, Look):
         return frozenset()

@@ -14,7 +14,7 @@ has used its budget up
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -114,7 +114,7 @@ class Plan:
                 found.add(role.name)
         return frozenset(found - {name})
 
-    def may_start(self, name: str, standing: Set[Place]) -> bool:
+    def may_start(self, name: str, standing: frozenset[Place]) -> bool:
         """Say whether all that a role depends on stands: ``standing`` is what is ready, or done."""
         return all(standing.issuperset(self[needed].places) for needed in self[name].depends_on)
 
@@ -127,7 +127,7 @@ class Plan:
         return frozenset(self[place.role].places) if self[place.role].is_ranks else frozenset({place})
 
 
-def decide(plan: Plan, place: Place, action: Action, exit_code: int, done: Set[Place]) -> Consequence:
+def decide(plan: Plan, place: Place, action: Action, exit_code: int, done: frozenset[Place]) -> Consequence:
     """Say what follows when the process at ``place`` has ended, and its policy says ``action``. Pure.
 
     ``done``: the places whose process has ended for good before. What is done stays done when all of the others start
