@@ -110,7 +110,7 @@ class Group:
     def __init__(self, leader: int, folder: Path, *, is_alone: bool) -> None:
         """Belong to ``leader``, which was started with ``folder`` in `FOLDER` and is not reaped before `left` is empty.
 
-        ``is_alone``: this process starts no other command, so that whoever it adopts is of this one. As PID 1 it adopts strangers.
+        ``is_alone``: this process starts no other command, so whoever it adopts is of this one. PID 1 adopts strangers, too.
         """
         self._leader = leader
         self._tag = f"{FOLDER}={folder}".encode()
@@ -123,11 +123,10 @@ class Group:
         there = processes()
         members = self._members(there)
         self._known = {each.pid: each.started for each in members}
+        # To PID 1 everybody comes in the end, strangers, too.
         for each in members if os.getpid() != 1 else there.values():
-            # As PID 1 everything that ends ends here, a stranger's status, too.
-            if each.has_ended and each.parent == os.getpid() and (each in members or each.session != os.getsid(0)):
-                if each.pid not in LEADERS:
-                    each.reap()
+            if each.has_ended and each.parent == os.getpid() and each.pid not in LEADERS and _is_foreign(each):
+                each.reap()
         return [each for each in members if not each.has_ended]
 
     def _members(self, there: Mapping[int, Process]) -> list[Process]:
@@ -149,7 +148,7 @@ class Group:
         if each.parent != os.getpid() or each.pid in LEADERS:
             return False
         # Nobody joins a session of another; what was started from here for another purpose is in our own.
-        return self._is_alone and each.session != os.getsid(0) or self._was_started_with_the_tag(each)
+        return (self._is_alone and _is_foreign(each)) or self._was_started_with_the_tag(each)
 
     def _was_started_with_the_tag(self, each: Process) -> bool:
         key = each.pid, each.started
@@ -164,8 +163,13 @@ LEADERS: set[int] = set()
 """The first processes of all commands that were started here and are not over: whose status is whose is known by it."""
 
 
+def _is_foreign(each: Process) -> bool:
+    """Say whether it is of another session than this process: not something that was started from here for another purpose."""
+    return each.session != os.getsid(0)
+
+
 def is_a_writer(each: Process) -> bool:
-    """Say whether it is a process that publishes for a trainer (``writer="process"``): it outlives that for so long as it needs."""
+    """Say whether it publishes for a trainer (``writer="process"``): it outlives that by as long as it needs."""
     return each.name == TITLE or _WRITER in _read(each.pid, "cmdline")
 
 
