@@ -24,9 +24,8 @@ from typing import Any, TypeAlias
 
 from milepost.clock import Clock
 from milepost.errors import ConflictError, MilepostError, NotFoundError, ServiceError, StoreError, UsageError
-from milepost.store.lock import FileLock, read_holder
+from milepost.store.lock import FileLock, read_holder, sealed
 from milepost.store.lock import Holder as LockHolder
-from milepost.store.lock import sealed
 from milepost.store.posix import Posix, failures_of
 from milepost.supervise.orders import MAX_LINE_BYTES, Answer, Order, answered, read, written
 
@@ -166,7 +165,7 @@ class Control:
     def _serve(self, peer: _Peer) -> None:
         if peer.out:
             self._send(peer, b"")
-        if peer.has_ended or peer not in self._peers:
+        if not self._hears(peer):
             return
         try:
             data = peer.socket.recv(MAX_LINE_BYTES)
@@ -178,7 +177,7 @@ class Control:
         peer.heard_ns = self._clock.monotonic_ns()
         peer.read += data
         self._take_lines(peer)
-        if peer.has_ended:
+        if not self._hears(peer):
             return
         if b"\n" not in peer.read and len(peer.read) > MAX_LINE_BYTES:
             limit = f"{MAX_LINE_BYTES:,} bytes"
@@ -186,6 +185,9 @@ class Control:
         elif not data:
             peer.has_ended = True
         self._settle(peer)
+
+    def _hears(self, peer: _Peer) -> bool:
+        return peer in self._peers and not peer.has_ended
 
     def _take_lines(self, peer: _Peer) -> None:
         while not peer.has_ended and peer.unanswered < MAX_UNANSWERED and b"\n" in peer.read:

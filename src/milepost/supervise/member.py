@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from milepost.supervise.causes import End
@@ -22,10 +21,6 @@ class Running(Protocol):
     def pid(self) -> int:
         """Return the number of its first process."""
 
-    @property
-    def newest_generation(self) -> int:
-        """Return the newest that it has published, as the sum over its run roots; 0: none. Reads files."""
-
     def poll(self) -> End | None:
         """Look after it, and return how it ended once nothing is left of it. Does not wait."""
 
@@ -34,6 +29,9 @@ class Running(Protocol):
 
     def kill(self) -> None:
         """End it now, whatever it does."""
+
+    def newest_generation(self) -> int:
+        """Return the newest that it has published, as the sum over its run roots; 0: none. Reads files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +42,12 @@ class Launch:
     role: Role
     attempt: int
     environment: Mapping[str, str]
-    """What is added to that of `milepost up` itself."""
+    """What it is told besides that of `milepost up` itself."""
     way: Way
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return tuple(word.replace("{index}", str(self.place.index)) for word in self.role.command)
-
-    @property
-    def cwd(self) -> Path:
-        return self.role.cwd
 
 
 Start: TypeAlias = Callable[[Launch], Running]
 """Start a command. Raises `UsageError` (``no-such-command``)."""
-
-Fate: TypeAlias = Literal["run", "restart", "end"]
 
 
 @dataclass(slots=True)
@@ -80,8 +68,8 @@ class Member:
     running: Running | None = None
     probe: Probe | None = None
     attempt: int = 0
-    fate: Fate = "run"
-    """What comes of the process that runs: it goes on, is started again, or is over."""
+    fate: Literal["run", "restart", "end"] = "restart"
+    """What comes of it: it goes on as it is, is (or waits to be) started, or is over."""
     grace_s: float = 0.0
     is_asked: bool = False
     is_ready: bool = False
@@ -92,10 +80,12 @@ class Member:
     """These have to end before it starts: they start again together."""
     not_before_ns: int = 0
     ready_until_ns: int = 0
-    progress: int = 0
+    published: int = 0
     """How much the pipeline had published when it was started."""
     newest: int = 0
     """Its newest generation at the last look."""
+    exit_code: int | None = None
+    """Of its last process; None before, and when another one is to follow."""
     why: str = ""
 
     @property
@@ -108,8 +98,3 @@ class Member:
     def report(self) -> Standing:
         pid = self.running.pid if self.running else 0
         return Standing(self.place.role, self.place.index, self.standing, pid, self.attempt, self.why)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits to be started."""
-        return self.running is None and not self.is_done
