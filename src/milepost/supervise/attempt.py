@@ -25,6 +25,7 @@ from milepost.supervise.printing import Console, Tee
 from milepost.supervise.roots import Newest, Question
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.wording import name_of, shown
 
 LOOK_S = 1.0
 _STUCK_S = 30.0
@@ -82,6 +83,7 @@ class Attempt:
         self._pulse = order.pulse() if order.pulse is not None else None
         self._looked_ns = self._began_ns
         self._forwarded: list[int] = []
+        self._resumed: set[str] = set()
         self._kill_ns: int | None = None
         self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = False
         self._stacks: Stacks | None = None
@@ -153,13 +155,21 @@ class Attempt:
                 self._looked_ns = now_ns
                 # Known by this look, whatever they make of themselves later.
                 self._group.left()
-                self._judge(now_ns)
+                found = self.beats
+                self._tell_of(found)
+                self._judge(now_ns, found)
         return self._status is not None
 
-    def _judge(self, now_ns: int) -> None:
+    def _tell_of(self, found: Mapping[str, Beats]) -> None:
+        for name, each in found.items():
+            if each.resumed and name not in self._resumed:
+                self._resumed.add(name)
+                text = f"went on from {name_of(each.resumed)} of {shown(each.root)}"
+                self._tell("resumed", text, root=each.root, run_id=each.run_id, generation=each.resumed)
+
+    def _judge(self, now_ns: int, found: Mapping[str, Beats]) -> None:
         if self._pulse is None or self._kill_ns is not None:
             return
-        found = self.beats
         stopped = [there for pid in {self.pid, *(each.pid for each in found.values())} if (there := process(pid))]
         life = self._pulse.look(counts_of(found), now_ns, stands_still=any(each.state in "Tt" for each in stopped))
         if life in ("suspect", "hung") and not self._suspect:
@@ -213,7 +223,9 @@ class Attempt:
 
     def _is_answered(self, now_ns: int) -> bool:
         if self._question is None:
-            self._question = Question(self.beats.values(), self._began, self._clock)
+            found = self.beats
+            self._tell_of(found)
+            self._question = Question(found.values(), self._began, self._clock)
             self._looked_ns = now_ns
         return self._question.is_answered or (now_ns - self._looked_ns) / 1e9 >= _ANSWER_S
 

@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
         "give it longer: --grace, and what your platform waits before it kills; or CheckpointEngine(grace=...), which keeps"
         " the last safe point staged",
     ),
-    "terminated": Kind("preemption", "somebody else sent the signal: look for who; milepost run passes its own on"),
+    "terminated": Kind("infrastructure", "somebody else sent it the signal: a platform, an operator, a limit"),
     # Memory.
     "host-memory": Kind(
         "user",
@@ -63,6 +63,10 @@ KINDS: dict[str, Kind] = {
         "give it less to hold: a smaller batch, or another process's memory on that device (nvidia-smi names it)",
         retries=1,
     ),
+    "shared-memory": Kind(
+        "user", "shared memory is full: docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory", retries=1
+    ),
+    "device-assert": Kind("user", "an index out of range in a kernel: CUDA_LAUNCH_BLOCKING=1 shows in which", back_after=3),
     # The machine, its devices, its network, its disks.
     "device": Kind(
         "infrastructure", "if it comes again take that device or machine out: nvidia-smi -q, dmesg | grep -i xid", "hard"
