@@ -75,12 +75,12 @@ def run(
     Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it has saved and is to be started
     again, with 130 after a Ctrl-C.
     """
-    _check_the_system()
-    _open_what_is_closed()
+    check_the_system()
+    open_what_is_closed()
     request = Request(
         command,
         dict(os.environ),
-        Limits(max_failures, max_infrastructure, max_preemptions, _backoff(backoff)),
+        Limits(max_failures, max_infrastructure, max_preemptions, backoff_of(backoff)),
         _grace(grace),
         _pulse(hang_after),
         notice,
@@ -90,7 +90,7 @@ def run(
     journal = Journal(console, clock, log, as_json=as_json)
     with Hearing() as ear:
         try:
-            outcome = keep_running(request, Bench(clock, ear, console, journal, _folder()))
+            outcome = keep_running(request, Bench(clock, ear, console, journal, folder_of_attempts()))
         finally:
             journal.close()
     if as_json:
@@ -99,7 +99,7 @@ def run(
     return outcome.exit_code
 
 
-def _check_the_system() -> None:
+def check_the_system() -> None:
     if not (hasattr(os, "pidfd_open") and os.path.isdir("/proc/self")):
         raise UsageError(
             "a command cannot be supervised here: it needs process descriptors and /proc (Linux 5.3 or newer)",
@@ -108,7 +108,7 @@ def _check_the_system() -> None:
         )
 
 
-def _open_what_is_closed() -> None:
+def open_what_is_closed() -> None:
     """Open nothing in the place of a standard stream that is closed: the next file opened would be taken for it."""
     for descriptor in (0, 1, 2):
         try:
@@ -120,13 +120,13 @@ def _open_what_is_closed() -> None:
                 os.close(nothing)
 
 
-def _folder() -> Path:
+def folder_of_attempts() -> Path:
     """Return a new directory: within that of an outer run, so that it knows whose processes these are."""
     outer = os.environ.get("MILEPOST_SUPERVISED")
     return Path(tempfile.mkdtemp(prefix="milepost-run-", dir=outer if outer and os.path.isdir(outer) else None))
 
 
-def _backoff(text: str) -> tuple[float, float]:
+def backoff_of(text: str) -> tuple[float, float]:
     first, dots, longest = text.partition("..")
     waits = seconds_of(first), seconds_of(longest if dots else first)
     if waits[0] > waits[1]:

@@ -21,7 +21,7 @@ from milepost.supervise.causes import End
 from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
 from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process
-from milepost.supervise.printing import Console, Tee
+from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
@@ -59,6 +59,8 @@ class Order:
     """Signals that are blocked in it."""
     is_alone: bool = True
     """This process starts no other command meanwhile."""
+    stdout_too: bool = False
+    """What it writes to stdout goes the way of its stderr: where several commands speak, each line is to say whose it is."""
 
 
 class Attempt:
@@ -68,14 +70,16 @@ class Attempt:
     """
 
     def __init__(
-        self, order: Order, clock: Clock, tell: Tell, console: Console, *, oom_kills: Callable[[], int] = lambda: 0
+        self, order: Order, clock: Clock, tell: Tell, console: Output, *, oom_kills: Callable[[], int] = lambda: 0
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
         environment = {**order.environment, SUPERVISED: str(order.folder)}
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
-        self._process, reading = start(order.command, environment, order.cwd, order.mask)
+        self._process, reading = start(
+            order.command, environment, order.cwd, order.mask, stdout_too=order.stdout_too
+        )
         self.pid = self._process.pid
         LEADERS.add(self.pid)
         self._tee = Tee(reading, console)

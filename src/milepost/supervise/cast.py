@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from milepost.clock import Clock
 from milepost.supervise.attempt import Tell
@@ -113,7 +114,7 @@ class Cast:
                 continue
             if member.probe is None or member.probe.is_ready():
                 member.is_ready = True
-                self.tell("ready", member, f"ready ({member.role.ready})")
+                self.tell("ready", member, "ready")
             elif now_ns >= member.ready_until_ns:
                 member.is_late = member.is_asked = True
                 member.running.stop(min(LOST_S, member.role.grace_s))
@@ -167,8 +168,6 @@ class Cast:
         return {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def _policy_of(self, role: Role, limits: Limits) -> Policy:
-        from dataclasses import replace
-
         own = replace(
             limits,
             failures=role.max_failures,

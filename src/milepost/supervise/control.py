@@ -15,7 +15,7 @@ import stat
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -289,6 +289,14 @@ def ask(path: Path, order: Order, key: str, timeout_s: float | None) -> dict[str
         raise ServiceError("milepost up has gone without an answer", kind="lost-pipeline", hint=again, control=path) from error
     assert isinstance(answer, dict)
     return answer
+
+
+def error_of(answer: Mapping[str, Any]) -> MilepostError:
+    """Return the error that an answer tells of, as it was raised there."""
+    told = answer["error"]
+    kinds: dict[object, type[MilepostError]] = {2: UsageError, 10: NotFoundError}
+    kind = kinds.get(told["exit_code"], ServiceError)
+    return kind(told["message"], kind=told["kind"], hint=told["hint"], **told["facts"])
 
 
 def _connect(connection: socket.socket, path: Path) -> None:

@@ -112,7 +112,7 @@ def written(order: Order, key: str) -> bytes:
     """Return an order as a line."""
     name = next(name for name, kind in KINDS.items() if type(order) is kind)
     fields = {field: value for field, value in dataclasses.asdict(order).items() if value not in (None, False, "")}
-    return _line({"version": VERSION, "order": name, "key": key} | fields)
+    return _line({"version": VERSION, "order": name} | ({"key": key} if key else {}) | fields)
 
 
 def read(line: bytes) -> tuple[Order, str]:

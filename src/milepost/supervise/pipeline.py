@@ -6,6 +6,7 @@ when by the `Policy` of each unit, and what an order means in `milepost.supervis
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -16,11 +17,14 @@ from milepost.errors import MilepostError, ServiceError, UsageError
 from milepost.supervise.attempt import Tell
 from milepost.supervise.cast import Cast
 from milepost.supervise.causes import Cause, End, classify
+from milepost.supervise.hearing import ENDING
 from milepost.supervise.ledger import Ledger, Pending
 from milepost.supervise.member import Member, Start
 from milepost.supervise.orders import Answer, Look, Order, RestartAll, RestartRole, RestartWorker, Standing, targets
 from milepost.supervise.policy import Limits
 from milepost.supervise.roles import Consequence, Plan, decide, leaving_code
+from milepost.supervise.running import TWICE_S, Ear
+from milepost.supervise.starting import name_of_signal
 
 INTERRUPTED, TERMINATED = 130, 143
 _TURN_S = 0.05
@@ -45,13 +49,20 @@ class PipelineEnd:
 class Pipeline:
     """Run the processes of a plan. `run` belongs to one thread; `submit`, `carry_out`, `stop` and `kill` to any."""
 
-    def __init__(self, plan: Plan, start: Start, clock: Clock, tell: Tell, limits: Limits = _LIMITS) -> None:
-        """``tell`` is told what happens. Of ``limits`` the waits before a restart are taken; how often is each role's own."""
+    def __init__(
+        self, plan: Plan, start: Start, clock: Clock, tell: Tell, *, ear: Ear | None = None, limits: Limits = _LIMITS
+    ) -> None:
+        """``tell`` is told what happens. Of ``limits`` the waits before a restart are taken; how often is each role's own.
+
+        ``ear`` hears the signals of this process; None: whoever runs the pipeline calls `stop`.
+        """
         self._plan, self._clock, self._tell = plan, clock, tell
         self._cast = Cast(plan, start, clock, tell, limits)
         self._ledger = Ledger()
         self._pending: list[Pending] = []
-        self._woken = threading.Event()
+        self._pause = threading.Event()
+        self._ear = ear
+        self._ending_ns: int | None = None
         self._asked: int | None = None
         self._is_killed = False
         self._leaving: PipelineEnd | None = None
@@ -66,9 +77,7 @@ class Pipeline:
         ``no-such-worker``), `UsageError` (``key-reused``), `ServiceError` (``shutting-down``).
         """
         targets(self._plan, order, frozenset())
-        future = self._ledger.take(order, key)
-        self._woken.set()
-        return future
+        return self._ledger.take(order, key)
 
     def carry_out(self, order: Order, key: str = "", timeout_s: float | None = None) -> Answer:
         """Carry out an order, and return when all that it names was started again and is ready.
@@ -99,12 +108,30 @@ class Pipeline:
         try:
             while not (self._leaving is not None and not self._cast.alive):
                 self.turn()
-                self._woken.wait(_TURN_S)
-                self._woken.clear()
+                self._wait()
         finally:
             self._abandon()
             self._ledger.close(_shutting_down())
         return replace(self._leaving, exit_code=self._exit_code(), standings=self.standings, starts=self._cast.starts)
+
+    def _wait(self) -> None:
+        if self._ear is None:
+            self._pause.wait(_TURN_S)
+        elif (number := self._ear.wait(_TURN_S)) is not None:
+            self._heard(number)
+
+    def _heard(self, number: int) -> None:
+        name, now_ns = name_of_signal(number), self._clock.monotonic_ns()
+        if number in ENDING and self._ending_ns is not None:
+            if now_ns - self._ending_ns > TWICE_S * 1e9 and not self._is_killed:
+                self._tell("cut-short", f"{name} again: everything is killed at once", signal=number)
+                self.kill()
+            return
+        if number in ENDING:
+            self._ending_ns = now_ns
+        if self._asked is None:
+            self._tell("signal", f"{name}: ending everything in good order", signal=number)
+        self.stop(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     def turn(self) -> None:
         """Look once at everything, and do what is due."""
@@ -156,7 +183,7 @@ class Pipeline:
         while alive := self._cast.alive:
             self._cast.kill(alive)
             if not [*self._cast.take_ends()]:
-                self._woken.wait(_TURN_S)
+                self._pause.wait(_TURN_S)
 
     # --- ends ----------------------------------------------------------------------------------------------------------
 
@@ -169,7 +196,7 @@ class Pipeline:
             self._told_of(member, end, ", to be started again")
         elif member.fate == "end":
             member.is_done = True
-            self._told_of(member, end, f": {' and '.join(member.role.until)} is done")
+            self._told_of(member, end, f": it was to run until {_named(member.role.until)} done")
             self._apply(member, decide(self._plan, member.place, "done", 0, self._cast.done), end)
         else:
             self._judge(member, end, _cause_of(member, end))
@@ -269,9 +296,13 @@ class Pipeline:
 
 def _cause_of(member: Member, end: End) -> Cause:
     if end.exit_code == 0 and member.role.until:
-        text = f"it ended with exit code 0, and was to run until {' and '.join(member.role.until)} is done"
+        text = f"it ended with exit code 0, and was to run until {_named(member.role.until)} done"
         return Cause("exit", "soft", "user", text)
     return classify(end)
+
+
+def _named(roles: tuple[str, ...]) -> str:
+    return f"{' and '.join(roles)} {'is' if len(roles) == 1 else 'are'}"
 
 
 def _words(order: RestartWorker | RestartRole | RestartAll) -> str:
