@@ -106,13 +106,14 @@ class Pipeline:
     def run(self) -> PipelineEnd:
         """Run until every role is done, or one has used its budget up, or it is stopped. Nothing of it runs then."""
         try:
-            while not (self._leaving is not None and not self._cast.alive):
+            while (exit_code := self.exit_code) is None:
                 self.turn()
                 self._wait()
         finally:
             self._abandon()
             self._ledger.close(_shutting_down())
-        return replace(self._leaving, exit_code=self._exit_code(), standings=self.standings, starts=self._cast.starts)
+        assert self._leaving is not None
+        return replace(self._leaving, exit_code=exit_code, standings=self.standings, starts=self._cast.starts)
 
     def _wait(self) -> None:
         if self._ear is None:
@@ -157,9 +158,12 @@ class Pipeline:
         """Return how each process stands, in the order of the plan."""
         return tuple(self._cast.members[place].report for place in self._plan.places)
 
-    def _exit_code(self) -> int:
-        assert self._leaving is not None
-        if self._leaving.exit_code != self._asked:
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code once it is over and nothing runs any more; None before."""
+        if self._leaving is None or self._cast.alive:
+            return None
+        if self._asked is None or self._leaving.exit_code != self._asked:
             return self._leaving.exit_code
         # What a role that serves others ended with says nothing of what was trained. What never came to an end is not done.
         codes = [member.exit_code for member in self._cast.members.values() if not member.role.until]
@@ -228,7 +232,8 @@ class Pipeline:
         assert member.probe is not None
         text = f"not ready within {member.role.ready_within_s:g} s: {member.probe.describe()}"
         if member.attempt > 1:
-            self._judge(member, end, Cause("exit", "soft", "user", text))
+            # It ended because we asked: what it ended with says nothing.
+            self._judge(member, replace(end, exit_code=1, signal=None), Cause("exit", "soft", "user", text))
             return
         self._cast.tell("ended", member, text, exit_code=member.exit_code)
         hint = 'look at what it said last; ready_within = "10m" gives it longer'
@@ -267,7 +272,7 @@ class Pipeline:
         over = frozenset(place.role for place, member in members.items() if member.fate == "end")
         places = targets(self._plan, order, over | self._cast.finished)
         meant = None if isinstance(order, RestartAll) else order.attempt
-        floors = {place: members[place].attempt if meant is None else meant for place in places}
+        floors = {place: min(members[place].attempt, members[place].attempt if meant is None else meant) for place in places}
         old = [place for place in places if members[place].attempt <= floors[place]]
         if old:
             because = f": {order.why}" if order.why else ""

@@ -121,7 +121,7 @@ class _Reading:
             for key, others in (("depends_on", role.depends_on), ("until", role.until)):
                 for other in others:
                     if other not in names:
-                        self.fault(role.name, key, f'there is no role "{other}"{_meant(other, names)}. Roles: {", ".join(names)}')
+                        self.fault(role.name, key, f'there is no role "{other}"{_meant(other, names)} Roles: {", ".join(names)}')
                     elif other == role.name:
                         self.fault(role.name, key, "names the role itself")
         for key in ("depends_on", "until"):
