@@ -398,3 +398,15 @@ def test_every_exit_code_of_a_milepost_error_is_understood() -> None:
         code = kind.exit_code if isinstance(kind.exit_code, int) else 13
         cause = classify(failed(type=kind.__name__, kind="anything", exit_code=code))
         assert KINDS[cause.kind].exit_code in (None, code)
+
+
+def test_what_an_exception_was_raised_from_decides_where_it_says_more(tmp_path: Path) -> None:
+    of_the_disk = (
+        "try:\n  raise OSError(28, 'No space left on device')\nexcept OSError as e:\n  raise RuntimeError('not saved') from e"
+    )
+    assert classify(ended(tmp_path, of_the_disk)).kind == "disk-full"
+
+
+def test_what_was_tried_and_caught_before_an_exception_does_not_decide(tmp_path: Path) -> None:
+    tried = "try:\n  import no_such\nexcept ImportError:\n  pass\ntry:\n  open('/dev/full', 'wb', 0).write(b'x')\n"
+    assert classify(ended(tmp_path, f"{tried}except OSError:\n  raise KeyError('x')")).kind == "exception"

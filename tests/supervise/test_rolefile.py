@@ -205,7 +205,7 @@ def test_whatever_a_role_holds_it_is_read_or_refused(tmp_path_factory: pytest.Te
     try:
         (only,) = read_plan(path).roles
     except UsageError as error:
-        assert error.kind == "bad-pipeline"
+        found: str | float = error.kind
     else:
-        assert only.command
-        assert only.grace_s >= 0
+        found = only.grace_s
+    assert found == "bad-pipeline" or (isinstance(found, float) and found >= 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,6 @@ def test_roles_come_after_what_they_depend_on_or_a_circle_is_named(edges: dict[s
     assert sorted([each.name for each in ordered] + list(stuck)) == sorted(known)
     found = circle(known)
     assert bool(found) == bool(stuck)
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in itertools.pairwise(found):
         assert other in known[one]
     assert not found or found[0] == found[-1]

@@ -88,7 +88,7 @@ def run(
     )
     clock, console = SystemClock(), Console()
     journal = Journal(console, clock, log, as_json=as_json)
-    with Hearing() as ear:
+    with Hearing(for_good=bool((click.get_current_context().obj or {}).get("is_a_program"))) as ear:
         try:
             outcome = keep_running(request, Bench(clock, ear, console, journal, folder_of_attempts()))
         finally:

@@ -22,7 +22,7 @@ from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
 from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process
 from milepost.supervise.printing import Output, Tee
-from milepost.supervise.roots import Newest, Question
+from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
 from milepost.supervise.wording import name_of, shown
@@ -30,7 +30,7 @@ from milepost.supervise.wording import name_of, shown
 LOOK_S = 1.0
 _STUCK_S = 30.0
 _ANSWER_S = 30.0
-_OUTPUT_S = 5.0
+_OUTPUT_S = 1.0
 
 
 class Tell(Protocol):
@@ -249,6 +249,7 @@ class Attempt:
             killed_after_grace=self._killed_after_grace and number == signal.SIGKILL,
             oom_kills=max(0, self._oom_kills() - self._oom_before),
             stderr=self._tee.tail,
+            older=older_of(self.newest),
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )

@@ -89,22 +89,6 @@ def stopped_of(folder: Path) -> StoppedRecord | None:
     return next(_decoded(sorted(folder.glob("stopped-*.json")), StoppedRecord), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Say how a process can be asked for the stacks of its threads."""
-
-    pid: int
-    start_time: int | None = None
-    stack_signal: int | None = None
-    stacks: str = ""
-    """The file that they go to."""
-
-
-def listening_of(folder: Path) -> list[Listening]:
-    """Return every process of this attempt that listens."""
-    return list(_decoded(sorted(folder.glob("listening-*.json")), Listening))
-
-
 def _decoded(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:
     for path in paths:
         try:

@@ -55,6 +55,8 @@ class End:
     """Run id and number of the generation that was being loaded."""
     resumed: tuple[tuple[str, int], ...] = ()
     """What it went on from, likewise."""
+    older: tuple[tuple[str, int], ...] | None = None
+    """The live generations before those, likewise; None: nobody has looked."""
     published: bool = False
     """A generation is new since it was started."""
     duration_s: float = 0.0

@@ -18,7 +18,9 @@ class Hearing:
     ignored when this is opened, as SIGINT and SIGHUP are under nohup, stays ignored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, for_good: bool = False) -> None:
+        """``for_good``: the process is about to end when this is closed, and a signal must not change what it ends with."""
+        self._for_good = for_good
         self._heard = frozenset(each for each in HEARD if signal.getsignal(each) is not signal.SIG_IGN)
         self.before: set[signal.Signals | int] = set()
         """What was blocked before: a command is started with that, and no more."""
@@ -28,7 +30,9 @@ class Hearing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # What came too late to be heard is no longer meant for the command, and for us it would be an end without a word.
+        if self._for_good:
+            return
+        # What came too late to be heard was meant for the command, which is gone.
         while signal.sigtimedwait({*self._heard, signal.SIGCHLD}, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)

@@ -112,7 +112,7 @@ class Tee:
         self._descriptor = descriptor
         self._console = console
         self._tail: deque[bytes] = deque()
-        self._kept = 0
+        self._kept = self._passed_on = 0
         self._thread = threading.Thread(target=self._read, name="milepost-stderr", daemon=True)
         self._thread.start()
 
@@ -121,6 +121,7 @@ class Tee:
             while data := os.read(self._descriptor, 1 << 16):
                 self._keep(data)
                 self._console.pass_on(data)
+                self._passed_on += len(data)
         os.close(self._descriptor)
 
     def _keep(self, data: bytes) -> None:
@@ -130,8 +131,14 @@ class Tee:
             self._kept -= len(self._tail.popleft())
 
     def end(self, within_s: float) -> None:
-        """Wait so long for the end of what was written. Somebody who was left alone may hold the pipe open for ever."""
-        self._thread.join(within_s)
+        """Wait for the end of what was written, as long as something comes within so long.
+
+        Nobody may read what we pass on, and somebody who was left alone may hold the pipe open for ever.
+        """
+        before = -1
+        while self._thread.is_alive() and before < self._passed_on:
+            before = self._passed_on
+            self._thread.join(within_s)
 
     @property
     def tail(self) -> str:

@@ -23,8 +23,8 @@ class Newest:
     """0: there is none, or it could not be asked for."""
     step: int
     is_new: bool
-    committed_ns: int = 0
-    """By the wall clock; for people."""
+    older: tuple[int, ...] | None = None
+    """The generations that its state goes back to, so far as they are kept; None: nobody has looked."""
 
 
 class Question:
@@ -76,5 +76,11 @@ def newest_of(each: Beats, view: View, began: str, was_new: bool = False) -> New
     is_its_own = fence is not None and fence.pid == each.pid and fence.claimed_at >= began
     is_new = was_new or each.generation > 0 or is_its_own
     if head is None:
-        return Newest(each.root, view.run_id, 0, -1, is_new)
-    return Newest(each.root, view.run_id, head.number, head.step, is_new, head.commit_timestamp)
+        return Newest(each.root, view.run_id, 0, -1, is_new, ())
+    return Newest(each.root, view.run_id, head.number, head.step, is_new, tuple(view.line))
+
+
+def older_of(answer: Iterable[Newest]) -> tuple[tuple[str, int], ...] | None:
+    """Return what there is to go back to in all roots: run id and number of each; None if no root could be asked."""
+    known = [each for each in answer if each.older is not None]
+    return tuple((each.run_id, number) for each in known for number in each.older or ()) if known else None

@@ -234,7 +234,7 @@ class _Run:
         if cause.advice and cause.kind != before:
             journal("hint", f"hint: {cause.advice}")
         if decision.action != "done":
-            text, wait_s = wording.ahead(decision, self.policy.standing), decision.wait_s
+            text, wait_s = wording.ahead(decision), decision.wait_s
             journal("next", text, action=decision.action, wait_s=wait_s, resume=decision.resume, skip=decision.skip)
 
     def _over(self, code: int, why: str) -> Outcome:

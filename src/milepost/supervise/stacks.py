@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from milepost.store.process import process_start_time
-from milepost.supervise.beating import Listening, listening_of
+from milepost.supervise.listening_record import ListeningRecord, read_listening
 
 WITHIN_S = 20.0
 _POLL_S = 0.05
@@ -38,7 +38,7 @@ class Stacks:
         return "\n".join(self._texts)
 
     def _ask(self) -> None:
-        for each in listening_of(self._folder):
+        for each in read_listening(self._folder):
             if text := _dumped(each):
                 self._texts.append(f"pid {each.pid}:\n{text}")
         if not self._texts and (program := shutil.which("py-spy")):
@@ -49,9 +49,9 @@ class Stacks:
                 self._texts.append(f"pid {self._leader}:\n{done.stdout.decode(errors='replace')}")
 
 
-def _dumped(each: Listening) -> str:
+def _dumped(each: ListeningRecord) -> str:
     """Send its signal to that very process, and return what it then writes."""
-    if each.stack_signal is None or each.start_time is None:
+    if not each.stack_signal or not each.stacks:
         return ""
     path = Path(each.stacks)
     before = _size(path)

@@ -61,11 +61,8 @@ def _standing(each: Newest, step: int) -> str:
     return f"{shown(each.root)}: {name_of(each.number)} (step {each.step:,}) is the newest{new}{lost}"
 
 
-def ahead(decision: Decision, budget: str) -> str:
-    """Return what comes next. ``budget``: where it stands, like ``retry 1/3``."""
+def ahead(decision: Decision) -> str:
+    """Return what comes next."""
     if decision.action == "restart":
-        wait = f"in {span(decision.wait_s)}" if decision.wait_s >= 0.05 else "at once"
-        return f"starts again {wait}{f' ({budget})' if budget else ''}: {decision.why}"
-    if decision.action == "requeue":
-        return f"leaves to be started again: {decision.why}"
-    return f"stops: {decision.why}"
+        return f"starts again {f'in {span(decision.wait_s)}' if decision.wait_s >= 0.05 else 'at once'}: {decision.why}"
+    return f"{'leaves' if decision.action == 'requeue' else 'stops'}: {decision.why}"
