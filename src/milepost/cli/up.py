@@ -69,7 +69,7 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     open_what_is_closed()
     path = Path(os.path.abspath(control or f"{pipeline}.sock"))
     clock, console = SystemClock(), Console()
-    with ControlLock(path, clock), Hearing() as ear:
+    with ControlLock(path, clock), Hearing(for_good=_is_a_program()) as ear:
         journal = Journal(console, clock, log, as_json=as_json, name="up")
         try:
             end = _run(plan, path, journal, Launching(clock, console, ear), Limits(backoff_s=backoff_of(backoff)))
@@ -81,6 +81,10 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     if end.error is not None:
         raise end.error
     return end.exit_code
+
+
+def _is_a_program() -> bool:
+    return bool((click.get_current_context().obj or {}).get("is_a_program"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from milepost.clock import Clock
 from milepost.errors import MilepostError, ServiceError, UsageError
+from milepost.supervise import wording
 from milepost.supervise.attempt import Tell
 from milepost.supervise.cast import Cast
 from milepost.supervise.causes import Cause, End, classify
@@ -206,25 +207,26 @@ class Pipeline:
             self._judge(member, end, _cause_of(member, end))
 
     def _told_of(self, member: Member, end: End, and_so: str) -> None:
-        how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
-        self._cast.tell("ended", member, f"ended with {how}{and_so}", exit_code=member.exit_code)
+        how = f"killed by {name_of_signal(end.signal)}" if end.signal is not None else f"exit code {end.exit_code}"
+        self._cast.tell("ended", member, f"{how}{and_so}", exit_code=end.exit_code, signal=end.signal)
 
     def _judge(self, member: Member, end: End, cause: Cause) -> None:
         """Say what follows from an end that nobody asked for."""
         self._count_progress(0)
+        facts = {"exit_code": end.exit_code, "signal": end.signal, "kind": cause.kind, "fault": cause.fault}
+        self._cast.tell("ended", member, wording.ended(end, cause), **facts)
         # What the trainer publishes is everybody's progress: a sampler that fails once a day is no crash loop.
         end = replace(end, published=end.published or self._cast.published > member.published)
         if cause.kind != "done" and not member.exit_code:
-            end = replace(end, exit_code=1, signal=None)  # a pipeline that gives up has not succeeded
-        unit = member.unit
-        decision = unit.policy.decide(end, cause, asked_to_stop=False)
-        facts = {"exit_code": member.exit_code, "cause": cause.kind, "action": decision.action}
-        again = f" ({unit.policy.standing}, in {decision.wait_s:.0f} s)" if decision.action == "restart" else ""
-        self._cast.tell("ended", member, f"{decision.why or cause.text}{again}", **facts)
-        if cause.advice and decision.action == "stop":
-            self._cast.tell("advice", member, cause.advice)
+            end = replace(end, exit_code=1)  # a pipeline that gives up has not succeeded
+        decision = member.unit.policy.decide(end, cause, asked_to_stop=False)
         member.is_done = decision.action == "done"
-        unit.way = unit.way.after(published=end.published, resume=decision.resume, skip=decision.skip)
+        if not member.is_done:
+            self._cast.tell("next", member, wording.ahead(decision), action=decision.action, wait_s=decision.wait_s)
+        if cause.advice and decision.action == "stop":
+            self._cast.tell("hint", member, f"hint: {cause.advice}")
+        way = member.unit.way.after(published=end.published, resume=decision.resume, skip=decision.skip)
+        member.unit.way = way
         consequence = decide(self._plan, member.place, decision.action, decision.exit_code, self._cast.done)
         self._apply(member, consequence, end, f"{member.place}: {cause.text}", round(decision.wait_s * 1e9))
 
