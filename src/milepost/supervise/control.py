@@ -76,13 +76,21 @@ class _Peer:
     read: bytearray = field(default_factory=bytearray)
     out: bytearray = field(default_factory=bytearray)
     unanswered: int = 0
-    has_ended: bool = False
-    """It says nothing more, or is not listened to any more; what is due to it is still sent."""
+    says_no_more: bool = False
+    """Its end of the connection is closed, or it is not listened to any more; what is due to it is still sent."""
+
+    @property
+    def has_a_line(self) -> bool:
+        return b"\n" in self.read
 
     @property
     def events(self) -> int:
-        wants_more = not self.has_ended and self.unanswered < MAX_UNANSWERED
+        wants_more = not (self.says_no_more or self.has_a_line) and self.unanswered < MAX_UNANSWERED
         return (selectors.EVENT_READ if wants_more else 0) | (selectors.EVENT_WRITE if self.out else 0)
+
+    @property
+    def is_over(self) -> bool:
+        return self.says_no_more and not (self.has_a_line or self.out or self.unanswered)
 
 
 class Control:
@@ -159,13 +167,13 @@ class Control:
     def _refuse(self, peer: _Peer, error: MilepostError) -> None:
         """Answer with an error, and listen no more."""
         peer.read.clear()
-        peer.has_ended = True
+        peer.says_no_more = True
         self._send(peer, answered("", error))
 
     def _serve(self, peer: _Peer) -> None:
         if peer.out:
             self._send(peer, b"")
-        if not self._hears(peer):
+        if peer not in self._peers or not peer.events & selectors.EVENT_READ:
             return
         try:
             data = peer.socket.recv(MAX_LINE_BYTES)
@@ -176,25 +184,19 @@ class Control:
             return
         peer.heard_ns = self._clock.monotonic_ns()
         peer.read += data
+        peer.says_no_more = not data
         self._take_lines(peer)
-        if not self._hears(peer):
-            return
-        if b"\n" not in peer.read and len(peer.read) > MAX_LINE_BYTES:
-            limit = f"{MAX_LINE_BYTES:,} bytes"
-            self._refuse(peer, UsageError(f"a line has {limit} at most", kind="bad-order", hint="one order a line"))
-        elif not data:
-            peer.has_ended = True
-        self._settle(peer)
-
-    def _hears(self, peer: _Peer) -> bool:
-        return peer in self._peers and not peer.has_ended
 
     def _take_lines(self, peer: _Peer) -> None:
-        while not peer.has_ended and peer.unanswered < MAX_UNANSWERED and b"\n" in peer.read:
+        while peer.has_a_line and peer.unanswered < MAX_UNANSWERED and peer in self._peers:
             line, _, rest = peer.read.partition(b"\n")
             peer.read = rest
             if line.strip():
                 self._order(peer, bytes(line))
+        if not peer.has_a_line and len(peer.read) > MAX_LINE_BYTES:
+            limit = f"{MAX_LINE_BYTES:,} bytes"
+            self._refuse(peer, UsageError(f"a line has {limit} at most", kind="bad-order", hint="one order a line"))
+        self._settle(peer)
 
     def _order(self, peer: _Peer, line: bytes) -> None:
         key = ""
@@ -240,7 +242,7 @@ class Control:
         """Drop a connection with which all is said, else wait for what can come next."""
         if peer not in self._peers:
             return
-        if peer.has_ended and not peer.out and not peer.unanswered:
+        if peer.is_over:
             self._drop(peer)
             return
         registered = peer.socket in self._selector.get_map()
@@ -276,7 +278,8 @@ def ask(path: Path, order: Order, key: str, timeout_s: float | None) -> dict[str
         connection.settimeout(timeout_s)
         _connect(connection, path)
         try:
-            connection.sendall(written(order, key))
+            with suppress(BrokenPipeError):  # who refuses us has said why, and closed
+                connection.sendall(written(order, key))
             with connection.makefile("rb") as lines:
                 line = lines.readline(_MAX_OUT_BYTES)
         except TimeoutError as error:

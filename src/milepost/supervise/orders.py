@@ -111,7 +111,8 @@ def targets(plan: Plan, order: Order, finished: frozenset[str]) -> frozenset[Pla
 def written(order: Order, key: str) -> bytes:
     """Return an order as a line."""
     name = next(name for name, kind in KINDS.items() if type(order) is kind)
-    fields = {field: value for field, value in dataclasses.asdict(order).items() if value not in (None, False, "")}
+    defaults = {field.name: field.default for field in dataclasses.fields(order)}
+    fields = {field: value for field, value in dataclasses.asdict(order).items() if value is not defaults[field]}
     return _line({"version": VERSION, "order": name} | ({"key": key} if key else {}) | fields)
 
 
