@@ -74,6 +74,9 @@ TABLE: list[tuple[str, End]] = [
     ("hang", replace(KILLED, hung=True, phase="saving")),
     ("hang", replace(KILLED, hung=True, killed_after_grace=True)),
     ("hang", End(75, None, hung=True)),
+    ("hang", stopped("SIGTERM", hung=True)),  # it could still save when it was ended, and would hang again
+    ("notice", replace(stopped("notice /run/preempt", hung=True), exit_code=None, signal=signal.SIGKILL)),  # at its very end
+    ("preempted", replace(stopped("SIGTERM"), failure=FailureRecord(1, 1, "RuntimeError", "NCCL error: peer left", ""))),
     ("native", End(None, signal.SIGSEGV)),
     ("native", End(139, None)),
     ("native", End(None, signal.SIGBUS)),

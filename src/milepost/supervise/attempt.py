@@ -25,6 +25,7 @@ from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.torchrun import error_file
 from milepost.supervise.wording import name_of, shown
 
 LOOK_S = 1.0
@@ -74,7 +75,7 @@ class Attempt:
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
-        environment = {**order.environment, SUPERVISED: str(order.folder)}
+        environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
         self._process, reading = start(
@@ -159,6 +160,7 @@ class Attempt:
                 self._looked_ns = now_ns
                 # Known by this look, whatever they make of themselves later.
                 self._group.left()
+                self._oom_kills()  # the group in which they are counted may be gone with the command
                 found = self.beats
                 self._tell_of(found)
                 self._judge(now_ns, found)

@@ -50,8 +50,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if min(self.failures, self.infrastructure, self.preemptions) < -1:
-            facts = {"failures": self.failures, "infrastructure": self.infrastructure, "preemptions": self.preemptions}
-            raise UsageError("a number of restarts is 0 or more; -1 is without limit", kind="bad-setting", **facts)
+            raise UsageError("a number of restarts is 0 or more; -1 is without limit", kind="bad-setting", limits=self)
         first, longest = self.backoff_s
         if not 0 <= first <= longest < float("inf"):
             hint = "the first wait and the longest, in seconds"

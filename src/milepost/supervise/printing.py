@@ -10,6 +10,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
+from milepost.supervise.symptoms import readable
+
 TAIL_BYTES = 64 << 10
 _AT_ONCE = select.PIPE_BUF
 _BACKLOG = 1000
@@ -143,4 +145,4 @@ class Tee:
     @property
     def tail(self) -> str:
         """Return the last of it as text, whatever bytes it was."""
-        return b"".join([*self._tail])[-TAIL_BYTES:].decode("utf-8", "replace")
+        return readable(b"".join([*self._tail])[-TAIL_BYTES:])

@@ -25,6 +25,7 @@ from milepost.supervise.hearing import ENDING
 from milepost.supervise.journal import Journal
 from milepost.supervise.policy import INTERRUPTED, REQUEUE, Decision, Limits, Policy
 from milepost.supervise.printing import Console
+from milepost.supervise.requeue import attempts_before
 from milepost.supervise.roots import Newest
 from milepost.supervise.starting import name_of_signal
 
@@ -146,7 +147,7 @@ class _Run:
                 return self._over(code, f"{name_of_signal(self.asked or 0)} came before it was started again")
 
     def _attempt(self) -> Report:
-        number = self.bench.journal.attempt = len(self.reports) + 1
+        number = self.bench.journal.attempt = attempts_before(self.request.environment) + len(self.reports) + 1
         attempt = self._started(number)
         end = attempt if isinstance(attempt, End) else self._watched(attempt)
         newest = () if isinstance(attempt, End) else attempt.newest
