@@ -332,7 +332,7 @@ import threading
 import numpy as np
 import milepost
 
-with milepost.CheckpointEngine("run", state={"w": np.zeros(2)}) as engine:
+with milepost.CheckpointEngine("run", state={"extra": {"w": np.zeros(2)}}) as engine:
     found = engine.resume()
     engine.save_if_due(1)
     engine.save(1)

@@ -18,14 +18,18 @@ from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 from milepost.supervise.attempt import forget
 from milepost.supervise.control import Control, ControlLock, ask, error_of
+from milepost.supervise.environment import Way
 from milepost.supervise.group import adopting
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
-from milepost.supervise.launching import Launcher
+from milepost.supervise.launching import Launcher, Memory
+from milepost.supervise.member import Before
+from milepost.supervise.memory import OomKills
 from milepost.supervise.orders import Look, Order, RestartAll, RestartRole, RestartWorker
 from milepost.supervise.pipeline import Pipeline, PipelineEnd
-from milepost.supervise.policy import Limits
+from milepost.supervise.policy import REQUEUE, Limits
 from milepost.supervise.printing import Console
+from milepost.supervise.requeue import attempts_before, requeue
 from milepost.supervise.rolefile import read_plan
 from milepost.supervise.roles import Plan, Role
 
@@ -51,8 +55,16 @@ _control = click.option(
 )
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document.")
+@click.option(
+    "--requeue",
+    "when",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="auto: in a SLURM job, ask for another start of it; everywhere, exit code 75 says so.",
+)
 @_verbose
-def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Path | None, as_json: bool) -> int:
+def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Path | None, as_json: bool, when: str) -> int:
     """Run the roles of a pipeline: milepost up pipeline.toml
 
     Starts each role after those that it depends on, starts again what ends too early, by each role's own rule, and takes
@@ -73,6 +85,8 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
         journal = Journal(console, clock, log, as_json=as_json, name="up")
         try:
             end = _run(plan, path, journal, Launching(clock, console, ear), Limits(backoff_s=backoff_of(backoff)))
+            if end.exit_code == REQUEUE and when == "auto" and (said := requeue(os.environ)):
+                journal("requeue", said)
         finally:
             journal.close()
     if as_json:
@@ -99,10 +113,12 @@ class Launching:
 def _run(plan: Plan, control: Path, journal: Journal, by: Launching, limits: Limits) -> PipelineEnd:
     folder = folder_of_attempts()
     environment = {**os.environ, CONTROL: str(control)}
-    launcher = Launcher(folder, by.clock, by.console, journal, environment, mask=by.ear.before)
+    memory = Memory(OomKills().grown)
+    launcher = Launcher(folder, by.clock, by.console, journal, environment, mask=by.ear.before, memory=memory)
+    before = Before(attempts_before(os.environ), Way.given(os.environ))
     try:
         with adopting():
-            pipeline = Pipeline(plan, launcher, by.clock, journal, ear=by.ear, limits=limits)
+            pipeline = Pipeline(plan, launcher, by.clock, journal, ear=by.ear, limits=limits, before=before)
             listening = Control(control, pipeline.submit, by.clock)
             try:
                 journal("up", f"{_summary(plan)}; orders: {control}", control=str(control))

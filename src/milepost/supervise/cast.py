@@ -8,8 +8,7 @@ from dataclasses import replace
 from milepost.clock import Clock
 from milepost.supervise.attempt import Tell
 from milepost.supervise.causes import End
-from milepost.supervise.environment import Way
-from milepost.supervise.member import Launch, Member, Start, Unit
+from milepost.supervise.member import Before, Launch, Member, Start, Unit
 from milepost.supervise.policy import Limits, Policy
 from milepost.supervise.readiness import Probe, free_port
 from milepost.supervise.roles import Place, Plan, Role
@@ -21,14 +20,14 @@ LOST_S = 5.0
 class Cast:
     """Be all processes of a pipeline. One thread uses it."""
 
-    def __init__(self, plan: Plan, start: Start, clock: Clock, tell: Tell, limits: Limits) -> None:
+    def __init__(self, plan: Plan, start: Start, clock: Clock, tell: Tell, limits: Limits, before: Before) -> None:
         self.plan, self._start, self._clock, self._tell = plan, start, clock, tell
         self.members: dict[Place, Member] = {}
         for role in plan.roles:
-            units = [Unit(self._policy_of(role, limits), Way()) for _ in role.places]
+            units = [Unit(self._policy_of(role, limits), before.way) for _ in role.places]
             is_one = role.is_ranks or role.restart != "worker"
             for place, unit in zip(role.places, units, strict=True):
-                self.members[place] = Member(place, role, units[0] if is_one else unit)
+                self.members[place] = Member(place, role, units[0] if is_one else unit, attempt=before.attempts)
         self.published = 0
         """How often a generation was seen that is new."""
         self.starts = 0
@@ -155,6 +154,7 @@ class Cast:
         launch = Launch(place, role, member.attempt + 1, _told(role, place, rendezvous), member.unit.way)
         member.running = self._start(launch)
         member.attempt += 1
+        member.starts += 1
         self.starts += 1
         member.fate, member.published, member.is_ready = "run", self.published, member.probe is None
         member.ready_until_ns = self._clock.monotonic_ns() + round(role.ready_within_s * 1e9)

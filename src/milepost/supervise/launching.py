@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,21 @@ from milepost.supervise.roles import Role
 from milepost.supervise.running import NO_SUCH, NOT_STARTED
 
 
+class Memory:
+    """Count OOM kills that explain no end yet: all roles share one counter, and a kill of one is not that of another."""
+
+    def __init__(self, grown: Callable[[], int]) -> None:
+        self._grown = grown
+        self._explained = 0
+
+    def unexplained(self) -> int:
+        return self._grown() - self._explained
+
+    def explain(self, end: End) -> None:
+        """Note what an end was taken for."""
+        self._explained += end.signal == signal.SIGKILL and end.oom_kills > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """Hold what every process of a pipeline is started with. Called by the main thread, within `adopting`."""
@@ -33,7 +48,7 @@ class Launcher:
     environment: Mapping[str, str]
     mask: Collection[int] = ()
     """Signals that are blocked in them."""
-    oom_kills: Callable[[], int] = lambda: 0
+    memory: Memory = field(default_factory=lambda: Memory(lambda: 0))
     linger_s: float = 3.0
 
     def __call__(self, launch: Launch) -> Running:
@@ -56,7 +71,7 @@ class Launcher:
         )
         output = Labelled(self.console, str(launch.place))
         try:
-            attempt = Attempt(order, self.clock, self._told_of(launch), output, oom_kills=self.oom_kills)
+            attempt = Attempt(order, self.clock, self._told_of(launch), output, oom_kills=self.memory.unexplained)
         except OSError as error:
             if error.errno not in NO_SUCH:
                 return NotStarted(End(NOT_STARTED, None, stderr=str(error)))
@@ -67,7 +82,7 @@ class Launcher:
                 command=order.command[0],
                 cwd=role.cwd,
             ) from error
-        return Live(attempt, output, self.clock)
+        return Live(attempt, output, self.clock, self.memory)
 
     def _told_of(self, launch: Launch) -> Tell:
         place, attempt = launch.place, launch.attempt
@@ -81,7 +96,8 @@ class Launcher:
 class Live:
     """Be an attempt that runs."""
 
-    def __init__(self, attempt: Attempt, output: Labelled, clock: Clock) -> None:
+    def __init__(self, attempt: Attempt, output: Labelled, clock: Clock, memory: Memory) -> None:
+        self._memory = memory
         self._attempt, self._output, self._clock = attempt, output, clock
         self._kill_ns: int | None = None
         self.pid = attempt.pid
@@ -92,6 +108,7 @@ class Live:
         end = self._attempt.poll()
         if end is not None:
             self._output.end()
+            self._memory.explain(end)
             forget(self._attempt.order.folder)
         return end
 

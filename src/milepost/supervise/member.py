@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from milepost.supervise.causes import End
@@ -50,6 +50,15 @@ Start: TypeAlias = Callable[[Launch], Running]
 """Start a command. Raises `UsageError` (``no-such-command``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Say what came before this `milepost up`, and where it is to begin."""
+
+    attempts: int = 0
+    """Of each process: attempts go on being counted where a scheduler starts the whole job again."""
+    way: Way = field(default_factory=Way)
+
+
 @dataclass(slots=True)
 class Unit:
     """Be what those who start again together share: their budgets, and where their engines go on from."""
@@ -68,6 +77,7 @@ class Member:
     running: Running | None = None
     probe: Probe | None = None
     attempt: int = 0
+    starts: int = 0
     fate: Literal["run", "restart", "end"] = "restart"
     """What comes of it: it goes on as it is, is (or waits to be) started, or is over."""
     grace_s: float = 0.0

@@ -20,7 +20,7 @@ from milepost.supervise.cast import Cast
 from milepost.supervise.causes import Cause, End, classify
 from milepost.supervise.hearing import ENDING
 from milepost.supervise.ledger import Ledger, Pending
-from milepost.supervise.member import Member, Start
+from milepost.supervise.member import Before, Member, Start
 from milepost.supervise.orders import Answer, Look, Order, RestartAll, RestartRole, RestartWorker, Standing, targets
 from milepost.supervise.policy import Limits
 from milepost.supervise.roles import Consequence, Plan, decide, leaving_code
@@ -31,6 +31,7 @@ INTERRUPTED, TERMINATED = 130, 143
 _TURN_S = 0.05
 _PROGRESS_NS = 10**9
 _LIMITS = Limits()
+_NOTHING = Before()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,22 @@ class Pipeline:
     """Run the processes of a plan. `run` belongs to one thread; `submit`, `carry_out`, `stop` and `kill` to any."""
 
     def __init__(
-        self, plan: Plan, start: Start, clock: Clock, tell: Tell, *, ear: Ear | None = None, limits: Limits = _LIMITS
+        self,
+        plan: Plan,
+        start: Start,
+        clock: Clock,
+        tell: Tell,
+        *,
+        ear: Ear | None = None,
+        limits: Limits = _LIMITS,
+        before: Before = _NOTHING,
     ) -> None:
         """``tell`` is told what happens. Of ``limits`` the waits before a restart are taken; how often is each role's own.
 
         ``ear`` hears the signals of this process; None: whoever runs the pipeline calls `stop`.
         """
         self._plan, self._clock, self._tell = plan, clock, tell
-        self._cast = Cast(plan, start, clock, tell, limits)
+        self._cast = Cast(plan, start, clock, tell, limits, before)
         self._ledger = Ledger()
         self._pending: list[Pending] = []
         self._pause = threading.Event()
@@ -233,7 +242,7 @@ class Pipeline:
     def _was_never_ready(self, member: Member, end: End) -> None:
         assert member.probe is not None
         text = f"not ready within {member.role.ready_within_s:g} s: {member.probe.describe()}"
-        if member.attempt > 1:
+        if member.starts > 1:
             # It ended because we asked: what it ended with says nothing.
             self._judge(member, replace(end, exit_code=1, signal=None), Cause("exit", "soft", "user", text))
             return
