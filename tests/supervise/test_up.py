@@ -16,15 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from milepost.cli.main import main
-from milepost.clock import SystemClock
-from milepost.supervise.group import adopting
-from milepost.supervise.launching import Launcher
+from milepost.supervise.launching import launched
 from milepost.supervise.orders import RestartAll, RestartRole, RestartWorker
-from milepost.supervise.pipeline import Pipeline
 from milepost.supervise.policy import Limits
-from milepost.supervise.printing import Console
 from milepost.supervise.rolefile import read_plan
-from tests.supervise.attempts import Told, is_alive, until
+from tests.supervise.attempts import is_alive, until
 from tests.supervise.ups import PROGRAM, WORKER, kind_of, started, up
 
 RL = """
@@ -306,9 +302,6 @@ def test_what_a_worker_has_daemonized_goes_with_it_and_that_of_another_stays(tmp
 def test_a_service_in_the_same_process_has_its_decisions_carried_out(tmp_path: Path) -> None:
     (tmp_path / "worker.sh").write_text(WORKER)
     (tmp_path / "pipeline.toml").write_text('[role.a]\ncmd = ["sh", "worker.sh"]\ncount = 2\n')
-    clock, told = SystemClock(), Told()
-    launcher = Launcher(tmp_path / "supervised", clock, Console(), told, dict(os.environ))
-    pipeline = Pipeline(read_plan(tmp_path / "pipeline.toml"), launcher, clock, told, limits=Limits(backoff_s=(0.0, 0.0)))
     answers: list[Any] = []
 
     def decide() -> None:
@@ -319,7 +312,8 @@ def test_a_service_in_the_same_process_has_its_decisions_carried_out(tmp_path: P
             pipeline.stop()
 
     deciding = threading.Thread(target=decide, name="decides")
-    with adopting():
+    plan = read_plan(tmp_path / "pipeline.toml")
+    with launched(plan, limits=Limits(backoff_s=(0.0, 0.0))) as pipeline:
         deciding.start()
         end = pipeline.run()
         deciding.join()

@@ -53,8 +53,8 @@ class Up:
     def _lives(self) -> None:
         assert self.process.poll() is None, self.said
 
-    def hears(self, line: str) -> None:
-        until(lambda: line in self.said)
+    def hears(self, line: str, times: int = 1) -> None:
+        until(lambda: self.said.count(line) >= times)
 
     def go(self, name: str, code: int = 0) -> None:
         """Let a process end."""

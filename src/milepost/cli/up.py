@@ -11,29 +11,23 @@ from typing import Any
 import click
 
 from milepost.cli import document
-from milepost.cli.run import backoff_of, check_the_system, folder_of_attempts, open_what_is_closed
+from milepost.cli.run import backoff_of, check_the_system, open_what_is_closed
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
-from milepost.supervise.attempt import forget
-from milepost.supervise.control import Control, ControlLock, ask, error_of
-from milepost.supervise.environment import Way
-from milepost.supervise.group import adopting
+from milepost.supervise.control import CONTROL, ControlLock, ask, error_of
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
-from milepost.supervise.launching import Launcher, Memory
-from milepost.supervise.member import Before
-from milepost.supervise.memory import OomKills
+from milepost.supervise.launching import launched
 from milepost.supervise.orders import Look, Order, RestartAll, RestartRole, RestartWorker
-from milepost.supervise.pipeline import Pipeline, PipelineEnd
+from milepost.supervise.pipeline import PipelineEnd
 from milepost.supervise.policy import REQUEUE, Limits
 from milepost.supervise.printing import Console
-from milepost.supervise.requeue import attempts_before, requeue
+from milepost.supervise.requeue import requeue
 from milepost.supervise.rolefile import read_plan
 from milepost.supervise.roles import Plan, Role
 
-CONTROL = "MILEPOST_CONTROL"
 _FILE = "pipeline.toml"
 _LINES = 12
 
@@ -84,7 +78,11 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     with ControlLock(path, clock), Hearing(for_good=_is_a_program()) as ear:
         journal = Journal(console, clock, log, as_json=as_json, name="up")
         try:
-            end = _run(plan, path, journal, Launching(clock, console, ear), Limits(backoff_s=backoff_of(backoff)))
+            limits = Limits(backoff_s=backoff_of(backoff))
+            with launched(plan, control=path, clock=clock, console=console, tell=journal, ear=ear, limits=limits) as there:
+                journal("up", f"{_summary(plan)}; orders: {path}", control=str(path))
+                end = there.run()
+            _tell(end, journal)
             if end.exit_code == REQUEUE and when == "auto" and (said := requeue(os.environ)):
                 journal("requeue", said)
         finally:
@@ -101,36 +99,10 @@ def _is_a_program() -> bool:
     return bool((click.get_current_context().obj or {}).get("is_a_program"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Launching:
-    """Hold what the processes are started with, and heard by."""
-
-    clock: SystemClock
-    console: Console
-    ear: Hearing
-
-
-def _run(plan: Plan, control: Path, journal: Journal, by: Launching, limits: Limits) -> PipelineEnd:
-    folder = folder_of_attempts()
-    environment = {**os.environ, CONTROL: str(control)}
-    memory = Memory(OomKills().grown)
-    launcher = Launcher(folder, by.clock, by.console, journal, environment, mask=by.ear.before, memory=memory)
-    before = Before(attempts_before(os.environ), Way.given(os.environ))
-    try:
-        with adopting():
-            pipeline = Pipeline(plan, launcher, by.clock, journal, ear=by.ear, limits=limits, before=before)
-            listening = Control(control, pipeline.submit, by.clock)
-            try:
-                journal("up", f"{_summary(plan)}; orders: {control}", control=str(control))
-                end = pipeline.run()
-            finally:
-                listening.close()
-    finally:
-        forget(folder)
+def _tell(end: PipelineEnd, journal: Journal) -> None:
     for line in end.stderr.splitlines()[-_LINES:]:
         journal("stderr", f"  {line}")
     journal("over", f"exit code {end.exit_code} after {counted(end.starts, 'start')}: {end.why}", exit_code=end.exit_code)
-    return end
 
 
 @click.command()

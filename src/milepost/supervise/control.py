@@ -31,6 +31,8 @@ from milepost.supervise.orders import MAX_LINE_BYTES, Answer, Order, answered, r
 
 Submit: TypeAlias = Callable[[Order, str], "Future[Answer]"]
 
+CONTROL = "MILEPOST_CONTROL"
+"""Tells a process of a pipeline where that takes orders."""
 MAX_CLIENTS = 64
 MAX_UNANSWERED = 16
 MAX_IDLE_S = 30.0

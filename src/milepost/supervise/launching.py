@@ -4,21 +4,69 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from milepost.clock import Clock
+from milepost.clock import Clock, SystemClock
 from milepost.errors import UsageError
 from milepost.supervise.attempt import Attempt, Order, Tell, forget
 from milepost.supervise.beating import Pulse
 from milepost.supervise.causes import End
-from milepost.supervise.environment import environment_of
-from milepost.supervise.member import Launch, Running
+from milepost.supervise.control import CONTROL, Control
+from milepost.supervise.environment import SUPERVISED, Way, environment_of
+from milepost.supervise.group import adopting
+from milepost.supervise.member import Before, Launch, Running
+from milepost.supervise.memory import OomKills
+from milepost.supervise.pipeline import Pipeline
+from milepost.supervise.policy import Limits
 from milepost.supervise.printing import Console, Labelled
-from milepost.supervise.roles import Role
-from milepost.supervise.running import NO_SUCH, NOT_STARTED
+from milepost.supervise.requeue import attempts_before
+from milepost.supervise.roles import Plan, Role
+from milepost.supervise.running import NO_SUCH, NOT_STARTED, Ear
+
+_LIMITS = Limits()
+
+
+@contextmanager
+def launched(
+    plan: Plan,
+    *,
+    control: Path | None = None,
+    clock: Clock | None = None,
+    console: Console | None = None,
+    tell: Tell | None = None,
+    ear: Ear | None = None,
+    limits: Limits = _LIMITS,
+) -> Iterator[Pipeline]:
+    """Yield a pipeline of real processes, for the main thread to `run`; when this is left, nothing of it is.
+
+    ``control``: listen for orders at this socket, which belongs to nobody else (`ControlLock`). ``tell`` is told what
+    happens, ``console`` writes what the processes say. Raises `UsageError` (``bad-control``).
+    """
+    clock, console, tell = clock or SystemClock(), console or Console(), tell or _to_nobody
+    environment = {**os.environ, **({CONTROL: str(control)} if control else {})}
+    outer = os.environ.get(SUPERVISED)
+    # Within that of an outer run, so that it knows whose processes these are.
+    folder = Path(tempfile.mkdtemp(prefix="milepost-up-", dir=outer if outer and os.path.isdir(outer) else None))
+    mask = ear.before if ear is not None else ()
+    launcher = Launcher(folder, clock, console, tell, environment, mask=mask, memory=Memory(OomKills().grown))
+    before = Before(attempts_before(os.environ), Way.given(os.environ))
+    try:
+        with adopting(), ExitStack() as stack:
+            pipeline = Pipeline(plan, launcher, clock, tell, ear=ear, limits=limits, before=before)
+            if control is not None:
+                stack.callback(Control(control, pipeline.submit, clock).close)
+            yield pipeline
+    finally:
+        forget(folder)
+
+
+def _to_nobody(event: str, text: str, /, **facts: object) -> None:
+    """Do nothing."""
 
 
 class Memory:

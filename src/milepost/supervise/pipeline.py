@@ -74,6 +74,7 @@ class Pipeline:
         self._ear = ear
         self._ending_ns: int | None = None
         self._asked: int | None = None
+        self._asked_by = "asked to stop"
         self._is_killed = False
         self._leaving: PipelineEnd | None = None
         self._counted_ns = 0
@@ -140,14 +141,13 @@ class Pipeline:
             return
         if number in ENDING:
             self._ending_ns = now_ns
-        if self._asked is None:
-            self._tell("signal", f"{name}: ending everything in good order", signal=number)
+        self._asked_by = self._asked_by if self._asked else name
         self.stop(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     def turn(self) -> None:
         """Look once at everything, and do what is due."""
         if self._asked is not None and self._leaving is None:
-            self._leave(PipelineEnd(self._asked, "Ctrl-C" if self._asked == INTERRUPTED else "asked to stop"))
+            self._leave(PipelineEnd(self._asked, self._asked_by))
         if self._is_killed:
             self._cast.kill(self._cast.alive)
         self._count_progress(_PROGRESS_NS)
