@@ -178,8 +178,8 @@ class Stops:
                 self._meter.tell("stopping", facts)
         self._told = frozenset(each.path for each in requests)
 
-    def ended(self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str]) -> Stopped | None:
-        """Note that the last save is durable, and return what to raise; None while another engine of this thread has to save."""
+    def ended(self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str] = frozenset()) -> Stopped | None:
+        """Note that all is durable, and return what to raise; None while another engine of this thread has to save."""
         facts = self.note_the_end(session, request, now, left_out)
         if not self.has_left and self._others_are_due():
             self.has_left = True
@@ -201,7 +201,7 @@ class Stops:
             "complete": not left_out,
         }
         session.events.write("stopped", **facts, left_out=sorted(left_out))
-        log.info("stopped by %s: generation %s of step %d is durable", request.path, facts["generation"], now.step)
+        log.info("stopped by %s at step %d: the newest generation is %s", request.path, now.step, head and head.number)
         if record:
             _leave_record(facts)
         return facts

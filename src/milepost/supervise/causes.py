@@ -139,6 +139,13 @@ _TYPES = {
     "ConnectionAbortedError": "connection",
     "TimeoutError": "connection",
 }
+_OURS = {
+    "milepost.errors.ConflictError": "another-writer",
+    "milepost.errors.MismatchError": "mismatch",
+    "milepost.errors.CorruptError": "damaged",
+    "milepost.errors.UsageError": "usage",
+}
+"""What is known of an error of milepost by its name alone: raised before the process listened, it has left no record."""
 _ERRNOS = {
     errno.ENOSPC: "disk-full",
     errno.EDQUOT: "disk-full",
@@ -277,7 +284,7 @@ def _of_a_record(failure: FailureRecord, text: str) -> Found:
 def _of_an_exception(name: str, message: str, text: str, words: str = "") -> Found:
     words = words or shown(f"{name}: {message}" if message else name)
     short = name.rpartition(".")[2]
-    kind = _TYPES.get(short) or symptom(f"{name}: {message}") or "exception"
+    kind = _TYPES.get(short) or _OURS.get(name) or symptom(f"{name}: {message}") or "exception"
     if kind == "exception":
         # "could not save" from "no space left on device": the first knows more.
         kind = next((found for each in chained(text) if (found := symptom(each)) in _BENEATH), kind)
