@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from milepost.cli.main import main
+from milepost.supervise.group import processes
 from milepost.supervise.launching import launched
 from milepost.supervise.orders import RestartAll, RestartRole, RestartWorker
 from milepost.supervise.policy import Limits
@@ -282,6 +283,8 @@ from pathlib import Path
 
 name = f"left.{os.environ['MILEPOST_INDEX']}.{os.environ['MILEPOST_ATTEMPT']}"
 left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+# One that has ended before anybody has looked: it comes to milepost up as nobody's.
+subprocess.run(["sh", "-c", "(setsid true &)"], start_new_session=True)
 Path(f"new.{name}").write_text(str(left.pid))
 os.replace(f"new.{name}", f"there.{name}")
 threading.Event().wait()
@@ -297,6 +300,11 @@ def test_what_a_worker_has_daemonized_goes_with_it_and_that_of_another_stays(tmp
         until(lambda: not is_alive(mine))
         there.there("left.0.2")
         assert is_alive(other)
+        until(lambda: not zombies_of(there.process.pid))
+
+
+def zombies_of(pid: int) -> list[int]:
+    return [each.pid for each in processes().values() if each.parent == pid and each.has_ended]
 
 
 def test_a_service_in_the_same_process_has_its_decisions_carried_out(tmp_path: Path) -> None:

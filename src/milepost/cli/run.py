@@ -114,6 +114,7 @@ def run(
 
 
 def check_the_system() -> None:
+    """Raise `UsageError` (kind ``no-supervision``) where processes cannot be looked after."""
     if not (hasattr(os, "pidfd_open") and os.path.isdir("/proc/self")):
         raise UsageError(
             "a command cannot be supervised here: it needs process descriptors and /proc (Linux 5.3 or newer)",
@@ -141,6 +142,7 @@ def folder_of_attempts() -> Path:
 
 
 def backoff_of(text: str) -> tuple[float, float]:
+    """Return the first wait and the longest of ``5s..5m``."""
     first, dots, longest = text.partition("..")
     waits = seconds_of(first), seconds_of(longest if dots else first)
     if waits[0] > waits[1]:

@@ -79,7 +79,8 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
         journal = Journal(console, clock, log, as_json=as_json, name="up")
         try:
             limits = Limits(backoff_s=backoff_of(backoff))
-            with launched(plan, control=path, clock=clock, console=console, tell=journal, ear=ear, limits=limits) as there:
+            settings: dict[str, Any] = {"clock": clock, "console": console, "tell": journal, "ear": ear, "limits": limits}
+            with launched(plan, control=path, **settings, is_a_program=_is_a_program()) as there:
                 journal("up", f"{_summary(plan)}; orders: {path}", control=str(path))
                 end = there.run()
             _tell(end, journal)

@@ -20,7 +20,7 @@ from milepost.supervise.beating import Pulse, beats_of, counts_of
 from milepost.supervise.causes import End
 from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
-from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process
+from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process, processes
 from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
@@ -60,6 +60,8 @@ class Order:
     """Signals that are blocked in it."""
     is_alone: bool = True
     """This process starts no other command meanwhile."""
+    look: Callable[[], Mapping[int, Process]] = processes
+    """Looks at all processes of the machine, now and then while it runs."""
     stdout_too: bool = False
     """What it writes to stdout goes the way of its stderr: where several commands speak, each line is to say whose it is."""
 
@@ -78,9 +80,7 @@ class Attempt:
         environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
-        self._process, reading = start(
-            order.command, environment, order.cwd, order.mask, stdout_too=order.stdout_too
-        )
+        self._process, reading = start(order.command, environment, order.cwd, order.mask, stdout_too=order.stdout_too)
         self.pid = self._process.pid
         LEADERS.add(self.pid)
         self._tee = Tee(reading, console)
@@ -159,7 +159,7 @@ class Attempt:
             if (now_ns - self._looked_ns) / 1e9 >= LOOK_S:
                 self._looked_ns = now_ns
                 # Known by this look, whatever they make of themselves later.
-                self._group.left()
+                self._group.left(self.order.look())
                 self._oom_kills()  # the group in which they are counted may be gone with the command
                 found = self.beats
                 self._tell_of(found)

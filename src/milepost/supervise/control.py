@@ -26,7 +26,7 @@ from milepost.clock import Clock
 from milepost.errors import ConflictError, MilepostError, NotFoundError, ServiceError, StoreError, UsageError
 from milepost.store.lock import FileLock, read_holder, sealed
 from milepost.store.lock import Holder as LockHolder
-from milepost.store.posix import Posix, failures_of
+from milepost.store.posix import Posix
 from milepost.supervise.orders import MAX_LINE_BYTES, Answer, Order, answered, read, written
 
 Submit: TypeAlias = Callable[[Order, str], "Future[Answer]"]
@@ -42,15 +42,20 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class ControlLock:
-    """Keep two `milepost up` from one control socket. The lock goes with the process, however that ends."""
+    """Keep two `milepost up` from one control socket. The lock goes with the process, however that ends.
+
+    Raises `ConflictError` (kind ``held``), `UsageError` (``bad-control``).
+    """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._lock = FileLock(f"{path}.lock", Posix())
         self._path, self._clock = path, clock
 
     def __enter__(self) -> ControlLock:
-        with failures_of("lock", self._lock.path):
+        try:
             is_ours = self._lock.try_lock()
+        except OSError as error:
+            raise _bad_control(self._path, error) from error
         if not is_ours:
             holder = read_holder(self._lock.path)
             raise ConflictError(
@@ -338,13 +343,13 @@ def _listen(path: Path) -> socket.socket:
         listener.listen(MAX_CLIENTS)
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"no socket can be made for orders: {error.strerror}",
-            kind="bad-control",
-            hint="name a path on a local disk where you may write: --control /tmp/mine.sock",
-            control=path,
-        ) from error
+        raise _bad_control(path, error) from error
     return listener
+
+
+def _bad_control(path: Path, error: OSError) -> UsageError:
+    hint = "name a path on a local disk where you may write: --control /tmp/mine.sock"
+    return UsageError(f"no socket can be made for orders: {error.strerror}", kind="bad-control", hint=hint, control=path)
 
 
 @contextmanager

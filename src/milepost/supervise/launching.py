@@ -18,7 +18,7 @@ from milepost.supervise.beating import Pulse
 from milepost.supervise.causes import End
 from milepost.supervise.control import CONTROL, Control
 from milepost.supervise.environment import SUPERVISED, Way, environment_of
-from milepost.supervise.group import adopting
+from milepost.supervise.group import Looks, Process, adopting, processes
 from milepost.supervise.member import Before, Launch, Running
 from milepost.supervise.memory import OomKills
 from milepost.supervise.pipeline import Pipeline
@@ -41,19 +41,29 @@ def launched(
     tell: Tell | None = None,
     ear: Ear | None = None,
     limits: Limits = _LIMITS,
+    is_a_program: bool = False,
 ) -> Iterator[Pipeline]:
     """Yield a pipeline of real processes, for the main thread to `run`; when this is left, nothing of it is.
 
     ``control``: listen for orders at this socket, which belongs to nobody else (`ControlLock`). ``tell`` is told what
-    happens, ``console`` writes what the processes say. Raises `UsageError` (``bad-control``).
+    happens, ``console`` writes what the processes say. ``is_a_program``: this process does nothing else, and reaps whatever
+    ends in it. Raises `UsageError` (``bad-control``).
     """
     clock, console, tell = clock or SystemClock(), console or Console(), tell or _to_nobody
     environment = {**os.environ, **({CONTROL: str(control)} if control else {})}
     outer = os.environ.get(SUPERVISED)
     # Within that of an outer run, so that it knows whose processes these are.
     folder = Path(tempfile.mkdtemp(prefix="milepost-up-", dir=outer if outer and os.path.isdir(outer) else None))
-    mask = ear.before if ear is not None else ()
-    launcher = Launcher(folder, clock, console, tell, environment, mask=mask, memory=Memory(OomKills().grown))
+    launcher = Launcher(
+        folder,
+        clock,
+        console,
+        tell,
+        environment,
+        mask=ear.before if ear is not None else (),
+        memory=Memory(OomKills().grown),
+        look=Looks(clock, reaps=is_a_program),
+    )
     before = Before(attempts_before(os.environ), Way.given(os.environ))
     try:
         with adopting(), ExitStack() as stack:
@@ -97,6 +107,7 @@ class Launcher:
     mask: Collection[int] = ()
     """Signals that are blocked in them."""
     memory: Memory = field(default_factory=lambda: Memory(lambda: 0))
+    look: Callable[[], Mapping[int, Process]] = processes
     linger_s: float = 3.0
 
     def __call__(self, launch: Launch) -> Running:
@@ -115,6 +126,7 @@ class Launcher:
             linger_s=self.linger_s,
             mask=self.mask,
             is_alone=False,
+            look=self.look,
             stdout_too=True,
         )
         output = Labelled(self.console, str(launch.place))
