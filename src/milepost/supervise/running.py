@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from milepost.clock import Clock
+from milepost.engine.redact import redacted
 from milepost.errors import UsageError
 from milepost.supervise import wording
 from milepost.supervise.attempt import Attempt, Order, forget
@@ -185,7 +187,7 @@ class _Run:
             bench.journal("not-started", f"attempt {number} could not be started: {error.strerror}")
             return End(NOT_STARTED, None, stderr=str(error))
         told = [f"{name}={value}" for name, value in environment.items() if name in ("MILEPOST_RESUME", "MILEPOST_SKIP")]
-        words = " ".join([*told, *request.command])
+        words = redacted(" ".join([*told, shlex.join(request.command)]))
         bench.journal("started", f"attempt {number}: {words} (pid {attempt.pid})", pid=attempt.pid, told=told)
         return attempt
 
