@@ -33,7 +33,7 @@ from milepost.supervise.orders import (
     read,
     written,
 )
-from tests.supervise.attempts import until
+from tests.supervise.ups import until
 
 NOBODY = 65534
 DONE = Answer("restarted", (Standing("sampler", 3, "ready", 4711, 2, "ordered"),))

@@ -21,8 +21,8 @@ from milepost.supervise.launching import launched
 from milepost.supervise.orders import RestartAll, RestartRole, RestartWorker
 from milepost.supervise.policy import Limits
 from milepost.supervise.rolefile import read_plan
-from tests.supervise.attempts import is_alive, until
-from tests.supervise.ups import PROGRAM, WORKER, kind_of, started, up
+from tests.supervise.attempts import is_alive
+from tests.supervise.ups import PROGRAM, WORKER, kind_of, started, until, up
 
 RL = """
 [role.trainer]

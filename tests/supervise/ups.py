@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from milepost.supervise.control import ask
 from milepost.supervise.orders import Look, Order
-from tests.supervise.attempts import until
 
 PROGRAM = (sys.executable, "-c", "from milepost.cli.main import main; main()")
 WORKER = """#!/bin/sh
@@ -29,6 +29,17 @@ while [ ! -e go.$me ]; do sleep 0.05; done
 exit $(cat go.$me)
 """
 """Ends with what a test writes into ``go.<process>``; at a SIGTERM with ``CODE``."""
+
+
+def until(seen: Callable[[], Any], also: Callable[[], object] = lambda: None) -> Any:
+    """Wait for something to be so. A pipeline is many starts, and a machine may be busy: only what never comes fails."""
+    pause = Event()
+    for _ in range(6000):
+        if found := seen():
+            return found
+        also()
+        pause.wait(0.02)
+    raise AssertionError("it never came")
 
 
 class Up:
