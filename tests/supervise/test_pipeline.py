@@ -429,6 +429,22 @@ def test_orders_are_carried_out_from_any_thread_of_the_process() -> None:
     assert len(look.result(0).standings) == 6
 
 
+def test_the_thread_that_runs_a_pipeline_is_not_left_to_wait_for_itself() -> None:
+    stage = Stage(role("a"))
+    told: list[str] = []
+
+    def tell(event: str, text: str, /, **facts: object) -> None:
+        if event == "started":
+            with pytest.raises(UsageError) as caught:
+                stage.pipeline.carry_out(RestartAll())
+            told.append(kind_of(caught))
+            stage.pipeline.stop()
+
+    stage.pipeline._tell = stage.pipeline._cast._tell = tell
+    stage.pipeline.run()
+    assert told == ["own-thread"]
+
+
 def test_without_an_answer_in_time_whoever_asked_is_told_that_it_may_still_come() -> None:
     stage = rl()
     with pytest.raises(ServiceError) as caught:

@@ -96,7 +96,8 @@ def test_all_ends_in_reverse_order_and_starts_again_in_order(tmp_path: Path) -> 
         there.there(*(f"{name[:-1]}2" for name in FIRST))
         ended = (tmp_path / "ended").read_text().split()
         assert (sorted(ended[:2]), sorted(ended[2:])) == (["sampler.0", "sampler.1"], ["trainer.0", "trainer.1"])
-        again = [f"{event['role']}" for event in there.events() if event["event"] == "started"][5:]
+        there.hears("sampler.1: started, pid", 2)
+        again = [event["role"] for event in there.events() if event["event"] == "started"][5:]
         assert again == ["service", "trainer", "trainer", "sampler", "sampler"]
 
 

@@ -72,6 +72,7 @@ class Pipeline:
         self._pending: list[Pending] = []
         self._pause = threading.Event()
         self._ear = ear
+        self._runs_in: int | None = None
         self._ending_ns: int | None = None
         self._asked: int | None = None
         self._asked_by = "asked to stop"
@@ -87,6 +88,7 @@ class Pipeline:
         A ``key`` makes it one order however often it is given. Raises `NotFoundError` (``no-such-role``,
         ``no-such-worker``), `UsageError` (``key-reused``), `ServiceError` (``shutting-down``).
         """
+        # Here, in the thread that asks: what does not exist is no order.
         targets(self._plan, order, frozenset())
         return self._ledger.take(order, key)
 
@@ -95,8 +97,11 @@ class Pipeline:
 
         For a service in the same process, from a thread that does not run the pipeline. Raises what `submit` raises, and
         `ServiceError`: ``role-over`` for one that is ended for good, ``no-answer`` after ``timeout_s`` (it may still be
-        carried out).
+        carried out). `UsageError` (``own-thread``) in the thread that runs it.
         """
+        if threading.get_ident() == self._runs_in:
+            hint = "submit returns a future, and does not wait"
+            raise UsageError("the thread that runs the pipeline cannot wait for it", kind="own-thread", hint=hint)
         try:
             return self.submit(order, key).result(timeout_s)
         except FutureTimeout as error:
@@ -116,6 +121,7 @@ class Pipeline:
 
     def run(self) -> PipelineEnd:
         """Run until every role is done, or one has used its budget up, or it is stopped. Nothing of it runs then."""
+        self._runs_in = threading.get_ident()
         try:
             while (exit_code := self.exit_code) is None:
                 self.turn()
