@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milepost.supervise.roles import Consequence, Place, Plan, Role, circle, decide, in_order, leaving_code
+from milepost.supervise.roles import Consequence, Place, Plan, Role, circle, decide, in_order, leaving_code, over
 
 
 def role(name: str, **settings: object) -> Role:
@@ -63,15 +63,14 @@ def test_a_budget_used_up_or_a_wish_to_be_queued_again_ends_everything(action: s
 
 
 def test_a_role_is_done_with_its_last_process_and_ends_those_that_served_it() -> None:
-    assert decide(PLAN, TRAINER[0], "done", 0, NONE) == Consequence()
-    assert decide(PLAN, TRAINER[1], "done", 0, frozenset({TRAINER[0]})) == Consequence(finish=frozenset({"sampler"}))
+    assert decide(PLAN, TRAINER[0], "done", 0, NONE) == over(PLAN, frozenset({TRAINER[0]})) == Consequence()
+    assert over(PLAN, frozenset(TRAINER)) == Consequence(finish=frozenset({"sampler"}))
 
 
 def test_whoever_serves_those_that_serve_goes_after_them_and_then_all_is_done() -> None:
-    samplers = PLAN["sampler"].places
-    done = frozenset((*TRAINER, *samplers[:2]))
-    assert decide(PLAN, samplers[2], "done", 0, done) == Consequence(finish=frozenset({"service"}))
-    assert decide(PLAN, Place("service", 0), "done", 0, done | {samplers[2]}) == Consequence(leave=0)
+    done = frozenset((*TRAINER, *PLAN["sampler"].places))
+    assert over(PLAN, done) == Consequence(finish=frozenset({"service"}))
+    assert over(PLAN, done | {Place("service", 0)}) == Consequence(leave=0)
 
 
 def test_a_role_starts_when_all_it_depends_on_stands() -> None:

@@ -53,13 +53,14 @@ class Cast:
         """Let these start again, together, as soon as none of them runs any more. ``lost``: the one that fell."""
         together = frozenset(places)
         running = together.intersection(self.alive)
+        not_before_ns = self._clock.monotonic_ns() + wait_ns
         for place in together:
             member = self.members[place]
             if member.fate == "end":
                 continue
             member.fate, member.is_done, member.why, member.exit_code = "restart", False, why, None
             member.after |= running
-            member.not_before_ns = self._clock.monotonic_ns() + wait_ns
+            member.not_before_ns = not_before_ns
             is_peer = lost is not None and member.role.is_ranks and place.role == lost.role
             member.grace_s = min(LOST_S, member.role.grace_s) if is_peer else member.role.grace_s
 

@@ -23,7 +23,7 @@ from milepost.supervise.ledger import Ledger, Pending
 from milepost.supervise.member import Before, Member, Start
 from milepost.supervise.orders import Answer, Look, Order, RestartAll, RestartRole, RestartWorker, Standing, targets
 from milepost.supervise.policy import Limits
-from milepost.supervise.roles import Consequence, Plan, decide, leaving_code
+from milepost.supervise.roles import Consequence, Plan, decide, leaving_code, over
 from milepost.supervise.running import TWICE_S, Ear
 from milepost.supervise.starting import name_of_signal
 
@@ -159,6 +159,7 @@ class Pipeline:
         self._count_progress(_PROGRESS_NS)
         for member, end in self._cast.take_ends():
             self._ended(member, end)
+        self._let_go()
         self._take_orders()
         self._cast.look_who_is_ready()
         self._cast.stop_who_is_to()
@@ -217,7 +218,6 @@ class Pipeline:
         elif member.fate == "end":
             member.is_done = True
             self._told_of(member, end, f": it was to run until {_named(member.role.until)} done")
-            self._apply(member, decide(self._plan, member.place, "done", 0, self._cast.done), end)
         else:
             self._judge(member, end, _cause_of(member, end))
 
@@ -257,12 +257,22 @@ class Pipeline:
         error = ServiceError(f"{member.place} was {text}", kind="never-ready", hint=hint)
         self._leave(PipelineEnd(1, error.message, error=error, stderr=end.stderr))
 
-    def _apply(self, member: Member, consequence: Consequence, end: End, why: str = "", wait_ns: int = 0) -> None:
+    def _let_go(self) -> None:
+        """End whom nobody needs any more, those that waited to be started again included; leave when all is done."""
+        while self._leaving is None:
+            found = over(self._plan, self._cast.done)
+            places = [place for name in found.finish for place in self._plan[name].places]
+            if found.leave is not None:
+                self._leave(PipelineEnd(found.leave, "every role is done"))
+            elif any(self._cast.members[place].fate != "end" for place in places):
+                self._cast.end(places)
+            else:
+                return
+
+    def _apply(self, member: Member, consequence: Consequence, end: End, why: str, wait_ns: int) -> None:
         if consequence.leave is not None:
-            text = why if consequence.leave else "every role is done"
-            self._leave(PipelineEnd(consequence.leave, text, stderr=end.stderr if consequence.leave else ""))
+            self._leave(PipelineEnd(consequence.leave, why, stderr=end.stderr))
             return
-        self._cast.end(place for name in consequence.finish for place in self._plan[name].places)
         self._cast.restart(consequence.restart, why, wait_ns, lost=member.place)
 
     # --- orders --------------------------------------------------------------------------------------------------------
@@ -273,8 +283,8 @@ class Pipeline:
                 future.set_result(Answer("seen", self.standings))
             elif self._leaving is not None:
                 future.set_exception(_shutting_down())
-            elif over := self._over_among(order):
-                text = f"{over} is over: whom it served is done"
+            elif gone := self._over_among(order):
+                text = f"{gone} is over: whom it served is done"
                 future.set_exception(ServiceError(text, kind="role-over", hint="the pipeline ends with the roles that are left"))
             else:
                 self._pending.append(self._begin(order, future))
@@ -286,18 +296,17 @@ class Pipeline:
 
     def _begin(self, order: RestartWorker | RestartRole | RestartAll, future: Future[Answer]) -> Pending:
         members = self._cast.members
-        over = frozenset(place.role for place, member in members.items() if member.fate == "end")
-        places = targets(self._plan, order, over | self._cast.finished)
+        gone = frozenset(place.role for place, member in members.items() if member.fate == "end")
+        places = targets(self._plan, order, gone | self._cast.finished)
         meant = None if isinstance(order, RestartAll) else order.attempt
         floors = {place: min(members[place].attempt, members[place].attempt if meant is None else meant) for place in places}
         old = [place for place in places if members[place].attempt <= floors[place]]
         if old:
             because = f": {order.why}" if order.why else ""
             self._tell("ordered", f"ordered to {_words(order)}{because}", order=_words(order), why=order.why)
-            together = frozenset(each for place in old for each in self._plan.unit(place))
-            self._cast.restart(together, f"ordered{because}")
+            self._cast.restart(old, f"ordered{because}")
             if order.now:
-                self._cast.kill(together)
+                self._cast.kill(old)
         return Pending(order, future, floors, "restarted" if old else "already")
 
     def _answer(self) -> None:

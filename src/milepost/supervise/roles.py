@@ -1,6 +1,7 @@
 """Say who is who in a pipeline, and decide who starts again when one of its processes ends. Pure: no process, no clock.
 
-A pipeline is a handful of roles (a trainer, a service, samplers), each with one process or several. `decide` is the table:
+A pipeline is a handful of roles (a trainer, a service, samplers), each with one process or several. `decide` and `over` are
+the table:
 
 =========================  ======================================================================================
 one process …              and then
@@ -131,7 +132,7 @@ def decide(plan: Plan, place: Place, action: Action, exit_code: int, done: froze
     """Say what follows when the process at ``place`` has ended, and its policy says ``action``. Pure.
 
     ``done``: the places whose process has ended for good before. What is done stays done when all of the others start
-    again, but for its own role: a rank that is done has to be there for the others to find each other.
+    again; within a role that is not: a rank that is done has to be there for the others to find each other.
     """
     role = plan[place.role]
     if action in ("stop", "requeue"):
@@ -142,13 +143,17 @@ def decide(plan: Plan, place: Place, action: Action, exit_code: int, done: froze
         if role.restart == "trainer":
             return Consequence(restart=frozenset(role.places))
         finished = {each.name for each in plan.roles if done.issuperset(each.places)}
-        return Consequence(restart=frozenset(role.places) | {each for each in plan.places if each.role not in finished})
-    done = done | {place}
+        return Consequence(restart=frozenset(each for each in plan.places if each.role not in finished))
+    return Consequence()
+
+
+def over(plan: Plan, done: frozenset[Place]) -> Consequence:
+    """Say who has nothing left to do, and whether that is everybody. ``done``: as above. Pure."""
     finished = {each.name for each in plan.roles if done.issuperset(each.places)}
     if len(finished) == len(plan.roles):
         return Consequence(leave=0)
-    over = (each for each in plan.roles if each.until and finished.issuperset(each.until) and each.name not in finished)
-    return Consequence(finish=frozenset(each.name for each in over))
+    served = (each for each in plan.roles if each.until and finished.issuperset(each.until) and each.name not in finished)
+    return Consequence(finish=frozenset(each.name for each in served))
 
 
 def in_order(roles: Iterable[Role]) -> tuple[tuple[Role, ...], tuple[str, ...]]:
