@@ -204,6 +204,19 @@ def test_a_command_that_hangs_is_suspected_then_asked_and_ended(tmp_path: Path) 
     assert (end.hung, end.signal, end.forwarded, end.killed_after_grace) == (True, signal.SIGTERM, (), False)
 
 
+def test_where_nobody_in_it_listens_py_spy_is_asked_if_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "py-spy"
+    stand_in.write_text('#!/bin/sh\necho "$@: in rollout (train.py:12)"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with watched(tmp_path, "wait_for_ever()", 10.0, 5.0) as (attempt, _, look):
+        until(look)
+        end = attempt.poll()
+    assert end is not None
+    assert end.stacks == f"pid {attempt.pid}:\ndump --pid {attempt.pid}: in rollout (train.py:12)\n"
+
+
 def test_one_that_comes_back_while_it_is_suspected_is_left_alone(tmp_path: Path) -> None:
     script = "while not Path('go').exists(): pass\nbeat.beat()\nmade('beaten')\nwait_for_ever()"
     with watched(tmp_path, script, 10.0, 5.0) as (_, told, look):
