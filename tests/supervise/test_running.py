@@ -159,6 +159,7 @@ from milepost.engine.beats import Beat
 from milepost.clock import SystemClock
 beat = Beat()
 beat.show(os.environ["MILEPOST_SUPERVISED"], "memory://elsewhere", SystemClock())
+beat.at(1)
 made("ready")
 """
 
@@ -253,9 +254,26 @@ def test_time_in_which_the_supervisor_did_not_run_is_no_silence() -> None:
 
 def test_the_limit_that_nobody_gave_is_ten_times_the_longest_silence_and_ten_minutes_at_least() -> None:
     pulse = Pulse()
+    looks(pulse, {"a": 1}, {"a": 2}, {"a": 3})
     assert pulse.limit_s == 600.0
-    looks(pulse, *[{"a": 1}] * 301, {"a": 2})
-    assert pulse.limit_s == pytest.approx(3010.0)
+    looks(pulse, *[{"a": 3}] * 301, {"a": 4}, at_s=3.0)
+    assert pulse.limit_s == pytest.approx(3020.0, abs=20.0)
+
+
+def test_until_it_is_known_how_far_safe_points_lie_apart_the_limit_that_nobody_gave_is_an_hour() -> None:
+    pulse = Pulse()
+    for beats, limit_s in ((1, 3600.0), (2, 3600.0), (3, 600.0)):
+        pulse.look({"a": beats}, beats * 10**9)
+        assert pulse.limit_s == limit_s
+
+
+def test_a_load_or_a_save_is_given_more_time() -> None:
+    pulse, given = Pulse(), Pulse(10.0)
+    for each in (pulse, given):
+        looks(each, {"a": 1}, {"a": 2}, {"a": 3})
+        each.look({"a": 4}, 4 * 10**9, trains=False)
+    assert (pulse.limit_s, given.limit_s) == (3600.0, 60.0)
+    assert (pulse.look({"a": 5}, 5 * 10**9), pulse.limit_s) == ("beating", 600.0)
 
 
 def test_an_engine_that_was_closed_is_no_longer_waited_for() -> None:
