@@ -12,10 +12,11 @@ import pytest
 
 from milepost.errors import UsageError
 from milepost.lifecycle.stopping import Stop
+from milepost.store.process import has_ended
 from milepost.supervise.failure_record import read_failures
 from milepost.supervise.listening_record import read_listening
 from milepost.supervise.signals import grace_s, listen
-from tests.supervise.told import Told, steps_of
+from tests.supervise.told import PATIENCE_S, Told, steps_of
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -271,3 +272,23 @@ def test_a_supervisor_finds_what_training_died_of_also_when_the_engine_was_close
         (record,) = read_failures(tmp_path)
         assert (record.type, record.message, record.step) == ("RuntimeError", "too hot", 7)
         assert "RuntimeError: too hot" in told.said
+
+
+def test_workers_end_with_a_trainer_that_is_ended_beside_its_training_thread(tmp_path: Path) -> None:
+    workers = "import multiprocessing\nworker = multiprocessing.get_context('fork').Process(target=signal.pause, daemon=True)"
+    with trainer(tmp_path / "run", GRACE.format(0.5)) as told:
+        told.do(f"{workers}\nworker.start()\nengine.save_if_due(2)\nengine.save_if_due(3)")
+        pidfd = os.pidfd_open(int(str(told.ask("worker.pid"))))
+        told.tell("import threading\nthreading.Event().wait()")
+        told.send(TERM)
+        assert told.ended() == 75
+    assert has_ended(pidfd, PATIENCE_S)
+    os.close(pidfd)
+
+
+def test_a_program_that_ends_without_closing_its_engine_ends_as_ever(tmp_path: Path) -> None:
+    with trainer(tmp_path / "run", "stop=True") as told:
+        assert told.process.stdin is not None
+        told.process.stdin.close()
+        assert told.ended() == 0
+        assert told.said == ""

@@ -81,6 +81,9 @@ class Lookout:
         for each in self.ears:
             if each.notice == notice:
                 each.told(name, found, self._clock)
+        if found is None:
+            self._said.pop(f"notice {name}", None)  # another one is news
+            log.warning("notice %s was withdrawn: training goes on", name)
 
     def end(self) -> bool:
         """Let the threads end, and have all as it was before; return whether that can be, here and now: in the main thread."""
