@@ -32,7 +32,7 @@ def trainer(root: Path, settings: str, *, before: str = OFTEN, environment: dict
 def test_a_notice_saves_once_trains_on_and_leaves_before_its_deadline(tmp_path: Path) -> None:
     notice = tmp_path / "preempt"
     with trainer(tmp_path / "run", f"stop=Stop(notice={str(notice)!r})") as told:
-        notice.write_text("1h")
+        notice.write_text("1h")  # it may be found while it is still empty
         told.logged("notice .*preempt: this machine goes in 3600 s")
         told.do("for step in range(2, 9): engine.save_if_due(step)")
         assert told.ask("(engine.wait().step, engine.stopping.at_once, engine.stopping.exit_code)") == (2, False, 75)
@@ -41,6 +41,18 @@ def test_a_notice_saves_once_trains_on_and_leaves_before_its_deadline(tmp_path: 
         told.tell("engine.save_if_due(9)")
         assert told.ended() == 75
         assert steps_of(tmp_path / "run") == [2, 9]
+
+
+def test_a_notice_that_says_its_deadline_only_at_the_second_look_has_that_deadline(tmp_path: Path) -> None:
+    notice = tmp_path / "preempt"
+    notice.touch()
+    with trainer(tmp_path / "run", f"stop=Stop(notice={str(notice)!r}, grace=40)") as told:
+        told.logged("this machine goes in 40 s")
+        notice.write_text("1h")
+        told.logged("this machine goes in 3600 s")
+        left_s = told.ask("(engine.stopping.deadline_ns - engine._clock.monotonic_ns()) / 1e9")
+        assert isinstance(left_s, float)
+        assert left_s > 1000
 
 
 def test_a_notice_that_is_withdrawn_lets_training_go_on(tmp_path: Path) -> None:

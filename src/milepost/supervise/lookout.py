@@ -82,7 +82,8 @@ class Lookout:
             if each.notice == notice:
                 each.told(name, found, self._clock)
         if found is None:
-            self._said.pop(f"notice {name}", None)  # another one is news
+            for key in (f"notice {name}", f"notice {name} vague"):
+                self._said.pop(key, None)  # another one is news
             log.warning("notice %s was withdrawn: training goes on", name)
 
     def end(self) -> bool:
