@@ -1,0 +1,164 @@
+"""Measure what an injected fault has cost: work, time, generations. Pure: from what was seen of the starts and of the roots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from milepost.publish.view import View
+from milepost.records import Summary
+from milepost.supervise.drill_run import Seen
+
+MarkKind: TypeAlias = Literal["start", "saved", "struck", "resumed", "trained", "caught up", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Say what happened in a run, and when: seconds since its first start."""
+
+    kind: MarkKind
+    at_s: float
+    step: int | None = None
+
+
+@dataclass(slots=True)
+class Strike:
+    """Say what was done to a run, and how it stood then."""
+
+    what: str
+    at_ns: int
+    reached: Mapping[str, int]
+    """By run, the last safe point it had come to."""
+    acknowledged: Mapping[str, frozenset[int]]
+    """By run root, the generations that counted."""
+    phase: str = ""
+    since_ns: int = 0
+    """From when the time to recover counts, if not from the strike."""
+    since: str = "the kill"
+    restarts: bool = True
+    """The command had ended by it, and was started again."""
+    damaged: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """By run root, the generations that the drill itself has spoiled."""
+    problems: list[str] = field(default_factory=list)
+    """What did not go as it has to."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def recovery_ns(self) -> int:
+        """Return from when the time to recover counts."""
+        return self.since_ns or self.at_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Say what a strike has cost one run. None: it could not be told."""
+
+    from_generation: int | None
+    from_step: int | None
+    rpo_steps: int | None
+    """Steps from the generation that it went on from to the last safe point before the strike: they are trained twice."""
+    rpo_s: float | None
+    """The time from the one to the other, and on to the strike."""
+    rto_s: float | None
+    """The time to the first safe point at which it had trained on."""
+    resumed_s: float | None
+    caught_up_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Be what was seen of one run (one root) in the start that was struck, and in the one that recovered."""
+
+    before: Sequence[Seen]
+    after: Sequence[Seen]
+    steps: Mapping[int, int]
+    """The step of each generation by number."""
+
+
+def cost(way: Way, strike: Strike, reached: int) -> Cost:
+    """Measure one run. ``reached`` is the step of its last safe point before the strike."""
+    if not strike.restarts:
+        on = _first(way.after, lambda seen: seen.at_ns > strike.recovery_ns and seen.beats.step > reached)
+        on = on or _first(way.after, lambda seen: seen.at_ns > strike.recovery_ns and seen.beats.phase in ("training", "closed"))
+        return Cost(None, None, 0, 0.0, _since(on, strike.recovery_ns), None, None)
+    resumed = _first(way.after, lambda seen: seen.beats.resumed > 0)
+    number = max((seen.beats.resumed for seen in way.after), default=0)
+    step = way.steps.get(number)
+    if resumed is None or step is None:
+        return Cost(number or None, None, None, None, None, None, None)
+    on = _first(way.after, lambda seen: seen.beats.step > step)
+    # Where it had come to its last step there is no further one: it has recovered when it has ended.
+    on = on or _first(way.after, lambda seen: seen.at_ns >= resumed.at_ns and seen.beats.phase == "closed")
+    caught_up = _first(way.after, lambda seen: seen.at_ns >= resumed.at_ns and seen.beats.step >= max(reached, step))
+    return Cost(
+        number,
+        step,
+        max(0, reached - step),
+        _lost_s(way.before, strike.at_ns, step),
+        _since(on, strike.recovery_ns),
+        _since(resumed, strike.recovery_ns),
+        _since(caught_up, strike.recovery_ns),
+    )
+
+
+def _lost_s(before: Sequence[Seen], at_ns: int, step: int) -> float | None:
+    """Return how long it had trained since it was first at ``step``; what came from an earlier start counts from its first beat."""
+    then = _first(before, lambda seen: seen.beats.step >= step and seen.beats.phase in ("training", "saving"))
+    return max(0.0, (at_ns - then.at_ns) / 1e9) if then else None
+
+
+def _first(seen: Sequence[Seen], fits: object) -> Seen | None:
+    return next((each for each in seen if fits(each)), None)  # type: ignore[operator]
+
+
+def _since(seen: Seen | None, ns: int) -> float | None:
+    return None if seen is None else max(0.0, (seen.at_ns - ns) / 1e9)
+
+
+def lost(
+    acknowledged: Collection[int], damaged: Collection[int], view: View, went_on_from: int | None, published: Mapping[int, Summary]
+) -> Iterator[str]:
+    """Yield each generation that counted before a strike and is lost after it, and why.
+
+    One that a later generation has dropped by the rule of what is kept is not lost, nor is one that the drill has damaged.
+    ``published`` is every manifest that was seen, ``view`` the root at the end.
+    """
+    head = view.head
+    for number in sorted(set(acknowledged) - set(damaged)):
+        if went_on_from is not None and number > went_on_from:
+            yield f"{_name(number)}, acknowledged before it, was not gone on from, but {_name(went_on_from) if went_on_from else 'nothing'}"
+        elif number in view.void:
+            yield f"{_name(number)} has become void"
+        elif number in view.live:
+            continue
+        elif head is None or number > head.number or number in head.keep:
+            yield f"{_name(number)} is gone, and nothing had dropped it"
+        elif not any(each.number > number and number not in each.keep for each in published.values()):
+            yield f"{_name(number)} is gone, and nothing had dropped it"
+
+
+def writers_overlap(summaries: Mapping[int, Summary]) -> bool:
+    """Return whether two writers' generations lie among each other: one has published after another had taken over."""
+    terms = [summaries[number].term for number in sorted(summaries)]
+    return any(later < earlier for earlier, later in zip(terms, terms[1:], strict=False))
+
+
+def worst(values: Sequence[float | None]) -> float | None:
+    """Return the highest of some numbers; None if one of them could not be told."""
+    return None if not values or None in values else max(value for value in values if value is not None)
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median.
+
+    >>> middle([3, 1, 2]), middle([1, 2])
+    (2, 1.5)
+    """
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _name(number: int) -> str:
+    return f"g{number:06d}"
