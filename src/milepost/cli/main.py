@@ -28,6 +28,7 @@ _HOMES = {
     "sign": "change",
     "doctor": "doctor",
     "selftest": "selftest",
+    "drill": "drill",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 

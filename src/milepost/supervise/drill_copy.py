@@ -36,6 +36,8 @@ class Copied:
 
     named: str
     """What the user calls it."""
+    at: Path
+    """Where the copy lies."""
     linked: int
     copied: int
     copied_bytes: int
@@ -55,22 +57,18 @@ def check_root(named: str) -> Path:
     return path
 
 
-def copy_named(named: str, into: Path, work: Path, clock: Clock) -> Copied:
-    """Copy the root that a user calls ``named`` to where a command that runs in ``work``, redirected to ``into``, will find it.
+def place(copied: Copied, into: Path, work: Path, clock: Clock) -> None:
+    """Copy a copied root once more, to where a command that runs in ``work``, redirected to ``into``, will find it.
 
     A command may call it as the user does, or by its whole path: all but one of the names are links to the copy.
     """
-    source = check_root(named)
-    first, *others = _names(named, source, work)
-    copied = copy_root(source, into / first, clock, named)
+    source = os.path.abspath(os.path.expanduser(copied.named))
+    spelled = (copied.named, source, os.path.realpath(source), f"file://{source}")
+    first, *others = dict.fromkeys(directory_of(name_from(each, str(work))) for each in spelled)
+    copy_root(copied.at, into / first, clock)
     for other in others:
-        os.symlink(first, into / other)
-    return copied
-
-
-def _names(named: str, source: Path, work: Path) -> list[str]:
-    spelled = (named, str(source), os.path.realpath(source), f"file://{source}")
-    return list(dict.fromkeys(directory_of(name_from(each, str(work))) for each in spelled))
+        if not (into / other).is_symlink():
+            os.symlink(first, into / other)
 
 
 def copy_root(source: Path, to: Path, clock: Clock, named: str = "") -> Copied:
@@ -96,7 +94,7 @@ def copy_root(source: Path, to: Path, clock: Clock, named: str = "") -> Copied:
         if _listing(source) == before:
             _remove_others(to, {*_immutable(view, before), *_changing(source)})
             newest = (view.head.number, view.head.step) if view.head else (0, 0)
-            return Copied(named or str(source), taking.linked, taking.copied, taking.copied_bytes, *newest)
+            return Copied(named or str(source), to, taking.linked, taking.copied, taking.copied_bytes, *newest)
     raise StoreError(
         "this run publishes faster than it can be copied",
         kind="unstable",

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from milepost.publish.view import View
 from milepost.records import Summary
-from milepost.supervise.drill_run import Seen
+from milepost.supervise.drill_run import Seen, Start
 
 MarkKind: TypeAlias = Literal["start", "saved", "struck", "resumed", "trained", "caught up", "ended"]
 
@@ -43,6 +43,9 @@ class Strike:
     problems: list[str] = field(default_factory=list)
     """What did not go as it has to."""
     notes: list[str] = field(default_factory=list)
+    struck: Start | None = None
+    going_on: Start | None = None
+    """The start in which it goes on; None: another is to be made."""
 
     @property
     def recovery_ns(self) -> int:
@@ -74,6 +77,8 @@ class Way:
     after: Sequence[Seen]
     steps: Mapping[int, int]
     """The step of each generation by number."""
+    by_saves: bool = False
+    """It was seen at its saves only: when it had resumed, between two of them, is not known."""
 
 
 def cost(way: Way, strike: Strike, reached: int) -> Cost:
@@ -97,7 +102,7 @@ def cost(way: Way, strike: Strike, reached: int) -> Cost:
         max(0, reached - step),
         _lost_s(way.before, strike.at_ns, step),
         _since(on, strike.recovery_ns),
-        _since(resumed, strike.recovery_ns),
+        None if way.by_saves else _since(resumed, strike.recovery_ns),
         _since(caught_up, strike.recovery_ns),
     )
 

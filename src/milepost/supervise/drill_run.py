@@ -104,6 +104,8 @@ class Run:
     here: Path | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
+    copied: dict[str, int] = field(default_factory=dict)
+    """By run root, the newest generation that was there before its first start."""
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,6 +120,9 @@ class Run:
 
     def begin(self) -> Start:
         """Start the command."""
+        if not self.starts:
+            self.watch.look()
+            self.copied = {name: max(root.manifests) for name, root in self.watch.saved.items()}
         number = len(self.starts) + 1
         log, supervised = self.folder / f"start-{number}", self.folder / f"supervised-{number}"
         supervised.mkdir()
@@ -128,14 +133,22 @@ class Run:
         self.starts.append(Start(number, child, began_ns, Pulse(supervised)))
         return self.starts[-1]
 
-    def follow(self, start: Start, until: Callable[[int], bool] = lambda _: False, *, within_s: float | None = None) -> Followed:
-        """Watch a start until it ends, ``until`` says so (it is given the time), or it takes too long."""
+    def follow(
+        self,
+        start: Start,
+        until: Callable[[int], bool] = lambda _: False,
+        *,
+        within_s: float | None = None,
+        keen: bool = False,
+    ) -> Followed:
+        """Watch a start until it ends, ``until`` says so (it is given the time), or it takes too long. ``keen``: look often."""
         clock = self.bench.clock
-        stop_ns = (start.began_ns + round(self.timeout_s * 1e9)) if within_s is None else clock.monotonic_ns() + round(within_s * 1e9)
+        within_ns = round((self.timeout_s if within_s is None else within_s) * 1e9)
+        stop_ns = within_ns + (start.began_ns if within_s is None else clock.monotonic_ns())
         pause_s = FASTEST_S
         while True:
             running = start.is_running
-            pause_s = FASTEST_S if self.look(start) else min(pause_s * 1.1, SLOWEST_S)
+            pause_s = FASTEST_S if self.look(start) or keen else min(pause_s * 1.1, SLOWEST_S)
             if not running:
                 self._over(start)
                 return "ended"
