@@ -189,5 +189,3 @@ def unshare(path: Path, scratch: Path) -> None:
     Posix().replace(str(own), str(path))
     if path.stat().st_nlink != 1:
         raise InternalError("a drill would have damaged a file that has another name", kind="not-a-copy", path=path)
-
-

@@ -87,7 +87,9 @@ class Drilled:
     def line(self) -> str:
         """Return one line about it."""
         if not self.struck:
-            return {"nothing-to-fall-back-to": "not struck: there was one generation only"}.get(self.kind, "not struck: it ended first")
+            return {"nothing-to-fall-back-to": "not struck: there was one generation only"}.get(
+                self.kind, "not struck: it ended first"
+            )
         parts = [self.what]
         if self.from_step is not None:
             parts.append(f"went on from step {self.from_step:,}")

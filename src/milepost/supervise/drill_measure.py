@@ -122,7 +122,11 @@ def _since(seen: Seen | None, ns: int) -> float | None:
 
 
 def lost(
-    acknowledged: Collection[int], damaged: Collection[int], view: View, went_on_from: int | None, published: Mapping[int, Summary]
+    acknowledged: Collection[int],
+    damaged: Collection[int],
+    view: View,
+    went_on_from: int | None,
+    published: Mapping[int, Summary],
 ) -> Iterator[str]:
     """Yield each generation that counted before a strike and is lost after it, and why.
 

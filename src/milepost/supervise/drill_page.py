@@ -88,18 +88,14 @@ def _lane(run: Drilled, row: int, longest_s: float) -> Iterator[str]:
             x = _x(mark.at_s, longest_s)
             yield f'<line class="save" x1="{x}" x2="{x}" y1="{top + 9}" y2="{top + 16}"><title>saved step {mark.step:,}</title></line>'
     x = _x(run.at_s, longest_s)
-    yield (
-        f'<path class="strike" d="M{x - 5} {top + 3}l10 10m0 -10l-10 10"><title>{_text(run.what)}</title></path>'
-    )
+    yield (f'<path class="strike" d="M{x - 5} {top + 3}l10 10m0 -10l-10 10"><title>{_text(run.what)}</title></path>')
 
 
 def _bar(kind: str, from_s: float, to_s: float, row: int, longest_s: float, title: str) -> str:
     x, width = _x(from_s, longest_s), max(_x(to_s, longest_s) - _x(from_s, longest_s), 0.0)
     if width <= 0:
         return ""
-    return (
-        f'<rect class="{kind}" x="{x}" y="{row * _LANE + 5}" width="{width:.1f}" height="16" rx="2"><title>{_text(title)}</title></rect>'
-    )
+    return f'<rect class="{kind}" x="{x}" y="{row * _LANE + 5}" width="{width:.1f}" height="16" rx="2"><title>{_text(title)}</title></rect>'
 
 
 def _legend() -> str:
@@ -109,7 +105,9 @@ def _legend() -> str:
     for kind, name in names:
         parts.append(f'<rect class="{kind}" x="{x}" y="5" width="22" height="14" rx="2"/><text x="{x + 28}" y="16">{name}</text>')
         x += 48 + 7 * len(name)
-    parts.append(f'<path class="strike" d="M{x} 7l10 10m0 -10l-10 10"/><text x="{x + 18}" y="16">struck; notches are saves</text></svg>')
+    parts.append(
+        f'<path class="strike" d="M{x} 7l10 10m0 -10l-10 10"/><text x="{x + 18}" y="16">struck; notches are saves</text></svg>'
+    )
     return "".join(parts)
 
 

@@ -38,7 +38,9 @@ def scratch(*, keep: bool) -> Iterator[Path]:
 
 def remove_left_over(place: Path) -> list[Path]:
     """Remove the directories of drills that have ended without removing them, and return them."""
-    return [path for path in sorted(place.glob(f"{_PREFIX}*")) if _is_left_over(path) and not shutil.rmtree(path, ignore_errors=True)]
+    return [
+        path for path in sorted(place.glob(f"{_PREFIX}*")) if _is_left_over(path) and not shutil.rmtree(path, ignore_errors=True)
+    ]
 
 
 def _is_left_over(path: Path) -> bool:
