@@ -21,7 +21,8 @@ NUMBERS = st.integers(0, 2**63 - 1)
 
 
 def made_in(folder: Path) -> tuple[Beat, Path]:
-    beat = Beat(str(folder), "file:///runs/ppo", SystemClock())
+    beat = Beat()
+    beat.show(str(folder), "file:///runs/ppo", SystemClock())
     (path,) = folder.glob("beat-*")
     return beat, path
 
@@ -33,12 +34,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read(path) == Beats(os.getpid(), "file:///runs/ppo", "", 1, -1, "claiming", 0, 0, 0)
     beat.name("file:///runs/ppo", "cafe")
     beat.resumed = beat.generation = 3
-    beat.enter("resuming", loading=7)
-    assert read(path) == Beats(os.getpid(), "file:///runs/ppo", "cafe", 3, -1, "resuming", 7, 3, 3)
+    beat.enter("resuming")
+    beat.load(7)
+    assert read(path) == Beats(os.getpid(), "file:///runs/ppo", "cafe", 4, -1, "resuming", 7, 3, 3)
+    beat.load(0)
     beat.at(12)
-    found = read(path)
-    assert found is not None
-    assert (found.count, found.step, found.phase) == (4, 12, "training")
+    beat.publish(8)
+    assert read(path) == Beats(os.getpid(), "file:///runs/ppo", "cafe", 7, 12, "training", 0, 3, 8)
 
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.sampled_from(beats._PHASES), NUMBERS, NUMBERS), max_size=8))
@@ -62,7 +64,8 @@ def test_the_last_beat_is_the_one_that_is_read(told: list[tuple[int, Phase, int,
 
 
 def test_a_long_name_of_a_root_is_cut_and_harms_nothing(tmp_path: Path) -> None:
-    beat = Beat(str(tmp_path), "s3://" + "ü" * 9000, FakeClock())
+    beat = Beat()
+    beat.show(str(tmp_path), "s3://" + "ü" * 9000, FakeClock())
     beat.name("s3://" + "ü" * 9000, "r" * 500)
     (path,) = tmp_path.glob("beat-*")
     found = read(path)
@@ -137,9 +140,11 @@ def test_what_a_killed_process_wrote_last_is_still_there(tmp_path: Path) -> None
         "import os, signal, sys\n"
         "from milepost.clock import SystemClock\n"
         "from milepost.engine.beats import Beat\n"
-        f"beat = Beat({str(tmp_path)!r}, 'file:///x', SystemClock())\n"
+        "beat = Beat()\n"
+        f"beat.show({str(tmp_path)!r}, 'file:///x', SystemClock())\n"
         "beat.name('file:///x', 'cafe')\n"
-        "beat.enter('resuming', loading=4)\n"
+        "beat.enter('resuming')\n"
+        "beat.load(4)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL

@@ -6,6 +6,7 @@ in two slots, written in turn, each with its number at both ends. Whoever is kil
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -15,6 +16,8 @@ from typing import Literal, TypeAlias, get_args
 
 from milepost.clock import Clock
 from milepost.engine import forks
+
+log = logging.getLogger("milepost")
 
 Phase: TypeAlias = Literal["claiming", "resuming", "training", "saving", "stopping", "closed"]
 
@@ -59,19 +62,29 @@ class Beats:
 class Beat:
     """Write the beats of one engine. Any thread may beat; a forked child writes into a page of its own, which nobody sees."""
 
-    __slots__ = ("__weakref__", "_memory", "close", "count", "generation", "loading", "phase", "resumed", "step")
+    __slots__ = ("__weakref__", "_memory", "count", "generation", "loading", "phase", "resumed", "step")
 
-    def __init__(self, folder: str, root: str, clock: Clock) -> None:
-        """Create the file in ``folder``. Raises `OSError` if that cannot be."""
+    def __init__(self) -> None:
         self.count, self.step = 0, -1
         self.loading = self.resumed = self.generation = 0
         self.phase: Phase = "claiming"
-        with forks.no_fork():
-            self._memory = _page(os.path.join(folder, f"beat-{os.getpid()}-{clock.nonce()}"))
-            address = forks.withhold_memory(self._memory)
-        self.close = weakref.finalize(self, _unmap, self._memory, address)
-        """Give the page up; the file stays, for whoever wants to know how it ended."""
-        self.close.atexit = False
+        self._memory: mmap.mmap | bytearray = bytearray(_SIZE_BYTES)
+        """Nobody's, until somebody supervises."""
+
+    def show(self, folder: str | None, root: str, clock: Clock) -> None:
+        """Beat where others see it from now on: in a new file of ``folder``, if there is one. A disk that fails stops nobody."""
+        if folder is None:
+            return
+        try:
+            with forks.no_fork():
+                page = _page(os.path.join(folder, f"beat-{os.getpid()}-{clock.nonce()}"))
+                address = forks.withhold_memory(page)
+        except OSError as error:
+            log.warning("whoever supervises this run cannot see that it is alive: %s", error)
+            return
+        # The page is not unmapped by hand, since another thread may be about to beat: it goes with this object.
+        weakref.finalize(self, forks.release, memory=address).atexit = False
+        self._memory = page
         self.name(root, "")
 
     def name(self, root: str, run_id: str) -> None:
@@ -105,9 +118,19 @@ class Beat:
         self.phase = phase
         self.beat()
 
-    def enter(self, phase: Phase, *, loading: int = 0) -> None:
-        """Beat as another phase begins, or as a generation is about to be loaded."""
-        self.phase, self.loading = phase, loading
+    def enter(self, phase: Phase) -> None:
+        """Beat as another phase begins."""
+        self.phase = phase
+        self.beat()
+
+    def load(self, number: int) -> None:
+        """Beat as a generation is about to be loaded, or with 0 once that is over."""
+        self.loading = number
+        self.beat()
+
+    def publish(self, number: int) -> None:
+        """Beat once a generation is published."""
+        self.generation = number
         self.beat()
 
 
@@ -167,9 +190,3 @@ def _page(path: str) -> mmap.mmap:
         return mmap.mmap(descriptor, _SIZE_BYTES)
     finally:
         os.close(descriptor)
-
-
-def _unmap(memory: mmap.mmap, address: int) -> None:
-    # Not unmapped by hand: another thread may be about to write a last beat. It goes with the last who holds it.
-    del memory
-    forks.release(memory=address)

@@ -52,9 +52,10 @@ class Stop:
     """Inside a SLURM job its end time is one, too."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.signals, str) or not all(_can_be_heard(name) for name in self.signals):
+        signals: object = self.signals
+        if not isinstance(signals, tuple | list) or not all(_can_be_heard(name) for name in signals):
             hint = 'signals=("TERM", "INT", "USR1", "USR2"), or some of them'
-            raise UsageError("these are not signals to listen for", kind="bad-setting", hint=hint, signals=self.signals)
+            raise UsageError("these are not signals to listen for", kind="bad-setting", hint=hint, signals=signals)
         for name in ("grace", "limit"):
             setting = getattr(self, name)
             if setting is not None and (isinstance(setting, bool) or seconds_of(setting) <= 0):
