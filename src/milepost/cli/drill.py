@@ -83,7 +83,8 @@ def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: 
 
     request = _request(verb, command, **options)
     with scratch(keep=keep) as folder, _ended_by_signals():
-        bench = Bench(folder, SystemClock(), threading.Event().wait, lambda line: click.echo(plain(line), err=True))
+        clock = SystemClock()
+        bench = Bench(folder, clock, threading.Event().wait, _tell, lambda: int(clock.nonce(), 16) / 2**64)
         verdict = drill(request, bench, folder / "disk" if verb == "diskfull" else None)
         if html_file is not None:
             from milepost.supervise.drill_page import page
@@ -98,6 +99,10 @@ def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: 
         if keep:
             click.echo(f"kept: {folder}", err=True)
     return _CODES[verdict.outcome]
+
+
+def _tell(line: str) -> None:
+    click.echo(plain(line), err=True)
 
 
 class _ended_by_signals:  # noqa: N801 - read where it is used
@@ -161,8 +166,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     for run in runs:
         yield from (f"LOST in run {run.number}: {each}" for each in run.lost)
         yield from (f"NOT RECOVERED in run {run.number}: {each}" for each in run.problems)
-        if run.end in ("differs", "not reached"):
-            yield f"run {run.number}: the end {'is not that of the undisturbed run' if run.end == 'differs' else 'was not reached'}"
+        if run.end in _ENDS:
+            yield f"run {run.number}: the end {_ENDS[run.end]}"
     if verdict.outcome not in ("recovered", "missed its bounds"):
         yield f"{verdict.outcome.upper()}: {_WHY[verdict.kind]}"
     yield from (f"  {plain(place)}" for place in verdict.places)
@@ -212,6 +217,7 @@ def _meaning(verdict: Verdict) -> Iterator[str]:
         yield "full: a file system of its own in memory, with no block left; the kernel refused, nothing was simulated"
 
 
+_ENDS = {"differs": "is not that of the undisturbed run", "not reached": "was not reached"}
 _WHY = {
     "failed-by-itself": "the command fails by itself, before anything was done to it",
     "timed-out": "the command takes longer than --timeout",

@@ -36,7 +36,7 @@ class Child:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=_ends_with(os.getpid()),  # noqa: PLW1509 - one thread starts children here
+                    preexec_fn=_ends_with(os.getpid()),
                 )
         except OSError as error:
             raise UsageError(

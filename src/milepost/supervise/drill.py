@@ -1,4 +1,4 @@
-"""Try on a copy of somebody's run what happens when it is struck: how much is lost, how long it takes, whether the end is the same.
+"""Strike copies of somebody's run: how much is lost, how long does it take to recover, is the end the same?
 
 `drill` is the story: one run is left alone, then each of the others begins from the same copy, is struck once at a moment of
 its own, recovers, and is compared. The original run roots are read, and never written to.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from milepost.supervise.drill_copy import Copied, check_root, copy_root, place
-from milepost.supervise.drill_judge import Bounds, Drilled, judge, undisturbed_fault
+from milepost.supervise.drill_judge import NO_BOUNDS, Bounds, Drilled, judge, undisturbed_fault
 from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Bench, Run
 from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb
 from milepost.supervise.moments import Moment
 from milepost.supervise.small_disk import SmallDisk
-from milepost.supervise.watching import Watch
 
 Outcome: TypeAlias = Literal["recovered", "missed its bounds", "not deterministic", "nothing proven", "failed"]
 
@@ -41,10 +42,10 @@ class Request:
     runs: int = 5
     timeout_s: float = 600.0
     for_s: float | None = None
-    """Let the run that is left alone train so long, and the others to where it came; None: to their ends."""
+    """Let the run that is left alone train so long from its first save, and the others to where it came; None: to their ends."""
     grace_s: float = 30.0
     here: Path | None = None
-    bounds: Bounds = Bounds()
+    bounds: Bounds = NO_BOUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +111,28 @@ def _alone(drill: Drill) -> Verdict | None:
     request, run, bench = drill.request, drill.alone, drill.bench
     start = run.begin()
     before = run.watch.published
-    followed = run.follow(start, within_s=request.for_s)
-    if followed == "timed out":
+    followed = run.follow(start, _long_enough(run, before, request.for_s) if request.for_s is not None else lambda _: False)
+    if followed != "ended":
         run.kill(start)
     seconds = (start.ended_ns - start.began_ns) / 1e9
     bench.say(f"undisturbed: {seconds:.1f} s, {run.watch.published - before:,} generations, newest of step {run.watch.step:,}")
-    timed_out = followed == "timed out" and request.for_s is None
-    failed = followed == "ended" and start.exit_code != 0
-    if timed_out or failed:
-        kind = "timed-out" if timed_out else "failed-by-itself"
+    if followed == "timed out" or (followed == "ended" and start.exit_code != 0):
+        kind = "timed-out" if followed == "timed out" else "failed-by-itself"
         return Verdict("failed", kind, request, drill.copied, complaint=start.child.complaint())
     kind, places = undisturbed_fault(run, drill.copied)
     return Verdict("nothing proven", kind, request, drill.copied, places=tuple(places)) if kind else None
+
+
+def _long_enough(run: Run, before: int, for_s: float) -> Callable[[int], bool]:
+    """Return what says when the undisturbed run is stopped: so long after its first save, and after two at least."""
+    first_ns: list[int] = []
+
+    def is_over(now_ns: int) -> bool:
+        if run.watch.published > before and not first_ns:
+            first_ns.append(now_ns)
+        return run.watch.published >= before + 2 and now_ns - first_ns[0] >= for_s * 1e9
+
+    return is_over
 
 
 def _struck(drill: Drill) -> Verdict:
@@ -156,7 +167,7 @@ def _one(drill: Drill, number: int) -> Drilled | Verdict:
     for attempt in range(1, _TRIES + 1):
         run = _run(f"run-{number}-{attempt}", drill.request, drill.bench, drill.copied, drill.disk)
         try:
-            found = VERBS[drill.request.verb](run, _aim(drill, number, attempt, run.watch))
+            found = VERBS[drill.request.verb](run, _aim(drill, number, attempt))
             if isinstance(found, Strike):
                 return _recovered(drill, number, run, found)
             missed = found
@@ -198,27 +209,34 @@ def _run(name: str, request: Request, bench: Bench, copied: Sequence[Copied], di
     return run
 
 
-def _aim(drill: Drill, number: int, attempt: int, watch: Watch) -> Aim:
+def _aim(drill: Drill, number: int, attempt: int) -> Aim:
     request, alone = drill.request, drill.alone
-    watch.look()
-    gaps = [alone.watch.gap_ns(count) / 1e9 for count in range(1, alone.watch.published)]
-    moment = moment_of(alone.watch, watch.published, number, drill.bench.draw() / attempt, request.verb)
-    hold_s = max(_LEAST_HOLD_S, 3 * max(gaps, default=0.0))
-    return Aim(number, moment, request.grace_s, hold_s, alone.watch.step, drill.disk)
+    instants = instants_of(alone)
+    moment = moment_of(instants, sum(alone.copied_generations.values()), number, drill.bench.draw() / attempt, request.verb)
+    longest_s = max((later - earlier for earlier, later in pairwise(instants)), default=0) / 1e9
+    return Aim(number, moment, request.grace_s, max(_LEAST_HOLD_S, 3 * longest_s), alone.watch.step, drill.disk)
 
 
-def moment_of(alone: Watch, copied: int, number: int, draw: float, verb: Verb) -> Moment:
+def instants_of(alone: Run) -> list[int]:
+    """Return when a run began to train, and when each generation that it has published appeared."""
+    start = alone.starts[0]
+    began = next((seen.at_ns for seen in start.pulse.all if seen.beats.phase == "training"), start.began_ns)
+    return [
+        began,
+        *sorted(max(ns, began) for root in alone.watch.roots.values() for ns in root.appeared_ns if ns > start.began_ns),
+    ]
+
+
+def moment_of(instants: Sequence[int], copied: int, number: int, draw: float, verb: Verb) -> Moment:
     """Return when to strike: any moment of the undisturbed run is as likely; every third run, the save that follows it.
 
-    ``copied`` generations are there from the start: before there is one, there is nothing to recover. ``draw`` is from [0, 1).
+    ``instants`` are those of `instants_of`. ``copied`` generations were there from the start: before there is one, there is
+    nothing to recover. ``draw`` is from [0, 1).
     """
-    first = min(max(copied, 2 if verb == "bitflip" else 1), alone.published - 1)
-    gaps = {count: alone.gap_ns(count) for count in range(first, alone.published)}
-    at_ns = int(draw * sum(gaps.values()))
-    for count, gap_ns in gaps.items():
-        if at_ns < gap_ns:
-            break
-        at_ns -= gap_ns
+    needed = 2 if verb == "bitflip" else 1
+    first = min(max(needed - copied, 0), len(instants) - 2)
+    at_ns = instants[first] + int(draw * (instants[-1] - instants[first]))
+    saved = max(bisect_right(instants, at_ns) - 1, first)
     if number % _EVERY_THIRD == 0:
-        return Moment(count, at_save=True)
-    return Moment(count, wait_ns=at_ns)
+        return Moment(copied + saved, at_save=True)
+    return Moment(copied + saved, wait_ns=at_ns - instants[saved])

@@ -63,7 +63,7 @@ def place(copied: Copied, into: Path, work: Path, clock: Clock) -> None:
     A command may call it as the user does, or by its whole path: all but one of the names are links to the copy.
     """
     source = os.path.abspath(os.path.expanduser(copied.named))
-    spelled = (copied.named, source, os.path.realpath(source), f"file://{source}")
+    spelled = (copied.named, source, os.path.realpath(source), f"file://{source}", name_from(source, os.getcwd()))
     first, *others = dict.fromkeys(directory_of(name_from(each, str(work))) for each in spelled)
     copy_root(copied.at, into / first, clock)
     for other in others:
@@ -142,8 +142,15 @@ class _Taking:
         free_bytes = self._posix.free_bytes(str(self._to))
         if free_bytes < size_bytes + _SPARE_BYTES:
             hint = "set TMPDIR to a directory on the file system of the run root: files are not copied then, but linked"
-            facts = {"needed_bytes": size_bytes, "free_bytes": free_bytes, "path": self._to}
-            raise StoreError("no room for a copy of the run", kind="disk-full", retryable=False, hint=hint, **facts)
+            raise StoreError(
+                "no room for a copy of the run",
+                kind="disk-full",
+                retryable=False,
+                hint=hint,
+                needed_bytes=size_bytes,
+                free_bytes=free_bytes,
+                path=self._to,
+            )
 
 
 def _listing(source: Path) -> tuple[tuple[str, ...], ...]:

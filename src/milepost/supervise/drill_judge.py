@@ -34,6 +34,9 @@ class Bounds:
         return [name for name, (bound, values) in found.items() if bound is not None and not _holds(values, bound)]
 
 
+NO_BOUNDS = Bounds()
+
+
 def _holds(values: Sequence[float | None], bound: float) -> bool:
     highest = worst(values)
     return highest is not None and highest <= bound
@@ -136,6 +139,8 @@ def judge(number: int, run: Run, strike: Strike, followed: Followed, alone: Run,
     problems = [*strike.problems, *_problems(run, strike, start, followed, costs, views)]
     came_to_its_end = followed == "until" or (followed == "ended" and not start.exit_code)
     end = _end(run, strike, alone, to_the_end=to_the_end) if came_to_its_end else "not reached"
+    if end == "not deterministic" and strike.restarts and not all(each.from_generation for each in costs.values()):
+        end = "differs"  # begun anew, it has other generators that nobody seeded
     hardest = max(costs.values(), key=lambda each: each.rpo_steps if each.rpo_steps is not None else 1 << 62)
     values = list(costs.values())
     return Drilled(
@@ -218,13 +223,13 @@ def _problems(
     for name, spent in costs.items():
         if strike.restarts and not spent.from_generation:
             yield f"it began anew, although {run.watch.roots[name].original} holds what it could have gone on from"
-        if strike.damaged.get(name) and not any(_told(run.watch.roots[name], strike)):
+        if strike.damaged.get(name) and not any(_told(run.watch.roots[name])):
             yield "it did not say that anything was damaged"
         if writers_overlap(views[name].live):
             yield f"two writers have published to {run.watch.roots[name].original}, each after the other"
 
 
-def _told(root: Root, strike: Strike) -> Iterator[bool]:
+def _told(root: Root) -> Iterator[bool]:
     """Yield of each resume whether it said that something was damaged."""
     for entry in sorted((root.path / layout.EVENTS).glob("*.jsonl")):
         for line in entry.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -256,6 +261,8 @@ def _marks(run: Run, strike: Strike, costs: Sequence[Cost]) -> Iterator[Mark]:
 
     marks = [Mark("start", at(start.began_ns)) for start in run.starts]
     marks += [Mark("ended", at(start.ended_ns)) for start in run.starts[-1:]]
+    began = [seen.at_ns for seen in run.starts[0].pulse.all if seen.beats.phase == "training"]
+    marks += [Mark("training", at(ns)) for ns in began[:1]]
     marks.append(Mark("struck", at(strike.at_ns), max(strike.reached.values(), default=None)))
     for root in run.watch.saved.values():
         marks += [

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from milepost.publish.view import View
 from milepost.records import Summary
 from milepost.supervise.drill_run import Seen, Start
 
-MarkKind: TypeAlias = Literal["start", "saved", "struck", "resumed", "trained", "caught up", "ended"]
+MarkKind: TypeAlias = Literal["start", "training", "saved", "struck", "resumed", "trained", "caught up", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,13 @@ def cost(way: Way, strike: Strike, reached: int) -> Cost:
 
 
 def _lost_s(before: Sequence[Seen], at_ns: int, step: int) -> float | None:
-    """Return how long it had trained since it was first at ``step``; what came from an earlier start counts from its first beat."""
+    """Return how long it had trained since it was first at ``step``, or since it began, if that is of an earlier start."""
     then = _first(before, lambda seen: seen.beats.step >= step and seen.beats.phase in ("training", "saving"))
     return max(0.0, (at_ns - then.at_ns) / 1e9) if then else None
 
 
-def _first(seen: Sequence[Seen], fits: object) -> Seen | None:
-    return next((each for each in seen if fits(each)), None)  # type: ignore[operator]
+def _first(seen: Sequence[Seen], fits: Callable[[Seen], bool]) -> Seen | None:
+    return next((each for each in seen if fits(each)), None)
 
 
 def _since(seen: Seen | None, ns: int) -> float | None:
@@ -133,24 +134,23 @@ def lost(
     One that a later generation has dropped by the rule of what is kept is not lost, nor is one that the drill has damaged.
     ``published`` is every manifest that was seen, ``view`` the root at the end.
     """
-    head = view.head
-    for number in sorted(set(acknowledged) - set(damaged)):
+    head, numbers = view.head, sorted(set(acknowledged) - set(damaged))
+    for number in numbers:
         if went_on_from is not None and number > went_on_from:
-            yield f"{_name(number)}, acknowledged before it, was not gone on from, but {_name(went_on_from) if went_on_from else 'nothing'}"
+            base = _name(went_on_from) if went_on_from else "nothing"
+            yield f"{_name(number)} had been acknowledged, and it went on from {base}"
         elif number in view.void:
             yield f"{_name(number)} has become void"
-        elif number in view.live:
-            continue
-        elif head is None or number > head.number or number in head.keep:
-            yield f"{_name(number)} is gone, and nothing had dropped it"
-        elif not any(each.number > number and number not in each.keep for each in published.values()):
-            yield f"{_name(number)} is gone, and nothing had dropped it"
+        elif number not in view.live:
+            is_kept = head is None or number > head.number or number in head.keep
+            if is_kept or not any(each.number > number and number not in each.keep for each in published.values()):
+                yield f"{_name(number)} is gone, and nothing had dropped it"
 
 
 def writers_overlap(summaries: Mapping[int, Summary]) -> bool:
     """Return whether two writers' generations lie among each other: one has published after another had taken over."""
     terms = [summaries[number].term for number in sorted(summaries)]
-    return any(later < earlier for earlier, later in zip(terms, terms[1:], strict=False))
+    return any(later < earlier for earlier, later in pairwise(terms))
 
 
 def worst(values: Sequence[float | None]) -> float | None:

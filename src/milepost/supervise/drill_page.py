@@ -22,12 +22,14 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.3rem; } h2 { font-size: 1rem; margin-top: 2rem; }
 code, td, th { font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--dim); font: 12px system-ui, sans-serif; }
-.axis { stroke: var(--line); } .run { fill: var(--run); } .down { fill: none; stroke: var(--down); stroke-dasharray: 3 3; }
+.axis { stroke: var(--line); } .starting { fill: var(--line); } .run { fill: var(--run); }
+.down { fill: none; stroke: var(--down); stroke-dasharray: 3 3; }
 .again { fill: var(--again); } .on { fill: var(--on); } .save { stroke: var(--paper); }
 .strike { stroke: var(--down); stroke-width: 2.5; fill: none; } .bound { stroke: var(--down); stroke-dasharray: 4 3; }
 .dot { fill: var(--run); fill-opacity: .6; stroke: var(--run); }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--line);
-  vertical-align: top; } td.n, th.n { text-align: right; }
+table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
+p { white-space: pre-wrap; }
 .bad { color: var(--down); font-weight: 600; } .scroll { overflow-x: auto; }
 """
 
@@ -64,7 +66,7 @@ def _lanes(runs: Sequence[Drilled], undisturbed_s: float) -> Iterator[str]:
     longest_s = max([undisturbed_s, *(run.marks[-1].at_s for run in runs if run.marks)]) or 1.0
     height = _LANE * (len(runs) + 1) + 24
     yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="When each run was struck, and when it went on">'
-    yield from _axis(longest_s, height - 20, 0)
+    yield from _axis(longest_s, height - 20, unit=" s")
     yield f'<text x="{_LEFT - 8}" y="{_LANE / 2 + 4}" text-anchor="end">alone</text>'
     yield _bar("run", 0, undisturbed_s, 0, longest_s, "left alone")
     for row, run in enumerate(runs, 1):
@@ -78,35 +80,40 @@ def _lane(run: Drilled, row: int, longest_s: float) -> Iterator[str]:
     when = {mark.kind: mark.at_s for mark in run.marks if mark.kind != "saved"}
     on_s = when.get("trained", when.get("resumed", end_s))
     again_s = min(max(when.get("caught up", on_s), on_s), end_s)
-    yield _bar("run", 0, run.at_s, row, longest_s, "before it was struck")
-    yield _bar("down", run.at_s, on_s, row, longest_s, f"down for {on_s - run.at_s:.2f} s")
+    began_s = min(when.get("training", 0.0), run.at_s)
+    yield _bar("starting", 0, began_s, row, longest_s, "starts")
+    yield _bar("run", began_s, run.at_s, row, longest_s, "trains, until it is struck")
+    yield _bar("down", run.at_s, on_s, row, longest_s, f"{on_s - run.at_s:.2f} s until it trained on")
     yield _bar("again", on_s, again_s, row, longest_s, "trains again what it had trained before")
     yield _bar("on", again_s, end_s, row, longest_s, "trains on")
     top = row * _LANE + 5
     for mark in run.marks:
         if mark.kind == "saved":
             x = _x(mark.at_s, longest_s)
-            yield f'<line class="save" x1="{x}" x2="{x}" y1="{top + 9}" y2="{top + 16}"><title>saved step {mark.step:,}</title></line>'
+            said = f"<title>saved step {mark.step:,}</title>"
+            yield f'<line class="save" x1="{x}" x2="{x}" y1="{top + 9}" y2="{top + 16}">{said}</line>'
     x = _x(run.at_s, longest_s)
-    yield (f'<path class="strike" d="M{x - 5} {top + 3}l10 10m0 -10l-10 10"><title>{_text(run.what)}</title></path>')
+    yield f'<path class="strike" d="M{x - 5} {top + 3}l10 10m0 -10l-10 10"><title>{_text(run.what)}</title></path>'
 
 
 def _bar(kind: str, from_s: float, to_s: float, row: int, longest_s: float, title: str) -> str:
     x, width = _x(from_s, longest_s), max(_x(to_s, longest_s) - _x(from_s, longest_s), 0.0)
     if width <= 0:
         return ""
-    return f'<rect class="{kind}" x="{x}" y="{row * _LANE + 5}" width="{width:.1f}" height="16" rx="2"><title>{_text(title)}</title></rect>'
+    said = f"<title>{_text(title)}</title>"
+    return f'<rect class="{kind}" x="{x}" y="{row * _LANE + 5}" width="{width:.1f}" height="16" rx="2">{said}</rect>'
 
 
 def _legend() -> str:
-    names = (("run", "trains"), ("down", "down"), ("again", "trains again what was lost"), ("on", "trains on"))
+    first = (("starting", "starts"), ("run", "trains"), ("down", "down, stopped or full"))
+    names = (*first, ("again", "trains again what was lost"), ("on", "trains on"))
     parts = [f'<svg viewBox="0 0 {_WIDTH} 24" role="img" aria-label="What the colours mean">']
     x = _LEFT
     for kind, name in names:
         parts.append(f'<rect class="{kind}" x="{x}" y="5" width="22" height="14" rx="2"/><text x="{x + 28}" y="16">{name}</text>')
-        x += 48 + 7 * len(name)
+        x += 50 + 6 * len(name)
     parts.append(
-        f'<path class="strike" d="M{x} 7l10 10m0 -10l-10 10"/><text x="{x + 18}" y="16">struck; notches are saves</text></svg>'
+        f'<path class="strike" d="M{x} 7l10 10m0 -10l-10 10"/><text x="{x + 18}" y="16">struck (notches: saves)</text></svg>'
     )
     return "".join(parts)
 
@@ -125,23 +132,24 @@ def _dots(values: Sequence[float | None], bound: float | None, label: str) -> It
         dots.append((column * 9, level, value))
     height = 9 * max(stacks.values()) + 36
     yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}, a dot for each run">'
-    yield from _axis(longest, height - 20, 0)
+    yield from _axis(longest, height - 20)
     for x, level, value in dots:
         yield f'<circle class="dot" cx="{x}" cy="{height - 22 - 9 * level + 3}" r="4"><title>{value:,.3g}</title></circle>'
     if bound is not None:
-        x = _x(bound, longest)
-        yield f'<line class="bound" x1="{x}" x2="{x}" y1="2" y2="{height - 20}"/><text x="{x - 4}" y="12" text-anchor="end">bound {bound:g}</text>'
+        at = _x(bound, longest)
+        yield f'<line class="bound" x1="{at}" x2="{at}" y1="2" y2="{height - 20}"/>'
+        yield f'<text x="{at - 4}" y="12" text-anchor="end">bound {bound:g}</text>'
     yield "</svg>"
     if len(known) < len(values):
         yield f"<p>Of {len(values) - len(known)} it could not be measured.</p>"
 
 
-def _axis(longest: float, bottom: float, top: float) -> Iterator[str]:
+def _axis(longest: float, bottom: float, *, unit: str = "") -> Iterator[str]:
     step = _step(longest)
     for index in range(int(longest / step + 1e-9) + 1):
         x = _x(index * step, longest)
-        yield f'<line class="axis" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
-        yield f'<text x="{x}" y="{bottom + 15}" text-anchor="middle">{index * step:,.6g}</text>'
+        yield f'<line class="axis" x1="{x}" x2="{x}" y1="0" y2="{bottom}"/>'
+        yield f'<text x="{x}" y="{bottom + 15}" text-anchor="middle">{index * step:,.6g}{unit}</text>'
 
 
 def _step(longest: float) -> float:

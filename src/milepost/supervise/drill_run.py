@@ -27,10 +27,8 @@ class Bench:
     clock: Clock
     pause: Callable[[float], object]
     say: Callable[[str], None]
-
-    def draw(self) -> float:
-        """Return a number in [0, 1) by chance."""
-        return int(self.clock.nonce(), 16) / 2**64
+    draw: Callable[[], float]
+    """Return a number in [0, 1) by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,8 @@ class Pulse:
     folder: Path
     seen: dict[str, list[Seen]] = field(default_factory=dict)
     """By file, oldest first."""
+    trains: bool = False
+    """It has been seen to train."""
 
     def look(self, now_ns: int) -> bool:
         """Note what is new, and return whether anything is."""
@@ -57,6 +57,7 @@ class Pulse:
             before = self.seen.setdefault(name, []) if beats else []
             if beats is not None and (not before or before[-1].beats != beats):
                 before.append(Seen(now_ns, beats))
+                self.trains = self.trains or beats.phase == "training"
                 new = True
         return new
 
@@ -106,6 +107,8 @@ class Run:
     starts: list[Start] = field(default_factory=list)
     copied: dict[str, int] = field(default_factory=dict)
     """By run root, the newest generation that was there before its first start."""
+    copied_generations: dict[str, int] = field(default_factory=dict)
+    """By run root, how many there were."""
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,6 +126,7 @@ class Run:
         if not self.starts:
             self.watch.look()
             self.copied = {name: max(root.manifests) for name, root in self.watch.saved.items()}
+            self.copied_generations = {name: len(root.manifests) for name, root in self.watch.saved.items()}
         number = len(self.starts) + 1
         log, supervised = self.folder / f"start-{number}", self.folder / f"supervised-{number}"
         supervised.mkdir()

@@ -6,10 +6,7 @@ listens to signals if it is told to (MILEPOST_STOP).
 
 from __future__ import annotations
 
-import os
 import threading
-
-import numpy as np
 
 import milepost
 
@@ -20,6 +17,8 @@ _STEP_S = 0.005
 
 def train(steps: int) -> None:
     """Train until ``steps``, from where the run stands."""
+    import numpy as np
+
     noise = np.random.default_rng(1)
     weights, counters = np.zeros((64, 64)), {"step": 0}
     replay = milepost.Rows({"observation": np.zeros((256, 64)), "reward": np.zeros(256)})
@@ -41,4 +40,4 @@ def train(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    train(int(os.environ.get("MILEPOST_DRILL_STEPS", STEPS)))
+    train(STEPS)

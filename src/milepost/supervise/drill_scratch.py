@@ -38,9 +38,10 @@ def scratch(*, keep: bool) -> Iterator[Path]:
 
 def remove_left_over(place: Path) -> list[Path]:
     """Remove the directories of drills that have ended without removing them, and return them."""
-    return [
-        path for path in sorted(place.glob(f"{_PREFIX}*")) if _is_left_over(path) and not shutil.rmtree(path, ignore_errors=True)
-    ]
+    found = [path for path in sorted(place.glob(f"{_PREFIX}*")) if _is_left_over(path)]
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+    return found
 
 
 def _is_left_over(path: Path) -> bool:

@@ -210,8 +210,13 @@ VERBS: dict[Verb, Callable[[Run, Aim], Strike | Missed]] = {
 
 
 def _await(run: Run, start: Start, aim: Aim) -> Missed | None:
-    hunt = Hunt(aim.moment)
-    followed = run.follow(start, lambda now_ns: hunt.is_due(run.watch, now_ns), keen=aim.moment.at_save)
+    hunt, copied = Hunt(aim.moment), sum(run.copied_generations.values())
+
+    def is_due(now_ns: int) -> bool:
+        # Not before it trains: one that has done nothing yet has nothing to lose.
+        return (start.pulse.trains or run.watch.published > copied) and hunt.is_due(run.watch, now_ns)
+
+    followed = run.follow(start, is_due, keen=aim.moment.at_save)
     if followed == "timed out":
         run.kill(start)
         return "timed-out"

@@ -49,8 +49,14 @@ class SmallDisk:
         self._size_bytes = max(2 * holds_bytes, _LEAST_BYTES)
         if self._size_bytes > _memory_bytes() // 2:
             hint = "drill a run with a smaller replay buffer: a full disk is made in memory"
-            facts = {"needed_bytes": self._size_bytes, "memory_bytes": _memory_bytes()}
-            raise StoreError("the run does not fit into memory", kind="out-of-memory", retryable=False, hint=hint, **facts)
+            raise StoreError(
+                "the run does not fit into memory",
+                kind="out-of-memory",
+                retryable=False,
+                hint=hint,
+                needed_bytes=self._size_bytes,
+                memory_bytes=_memory_bytes(),
+            )
         path.mkdir()
         self._mount(0, self._size_bytes)
 
@@ -68,11 +74,6 @@ class SmallDisk:
     def free(self) -> None:
         """Give all of its space back."""
         self._mount(_REMOUNT, self._size_bytes)
-
-    def grow(self, holds_bytes: int) -> None:
-        """Have room for so much, and as much again."""
-        self._size_bytes = max(self._size_bytes, min(2 * holds_bytes, _memory_bytes() // 2))
-        self.free()
 
     def close(self) -> None:
         """Unmount it: what was on it is gone."""
