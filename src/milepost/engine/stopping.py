@@ -20,7 +20,18 @@ from milepost.engine.session import Session
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.grace import Grace, grace_of
-from milepost.lifecycle.stopping import EXIT_CODE, GRACE_S, Decision, Stop, StopBy, Stopped, decide, last_call_ns, leading
+from milepost.lifecycle.stopping import (
+    EXIT_CODE,
+    GRACE_S,
+    Decision,
+    Stop,
+    StopBy,
+    Stopped,
+    decide,
+    expected_s,
+    last_call_ns,
+    leading,
+)
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Summary
 
@@ -100,6 +111,8 @@ class Stops:
         self._told: frozenset[str] = frozenset()
         self._listening: Listening | None = None
         self._thread = 0
+        self._takes_s = 0.0
+        """How long a save was thought to take at the last safe point."""
         self.has_left = False
         """The last save was made; the process waits for another engine of this thread."""
 
@@ -132,7 +145,8 @@ class Stops:
         """Forget a request; an early save that was made for it was one more save."""
         self._early.pop(path, None)
         if self._requests.pop(path, None) is not None:
-            log.warning("%s was withdrawn: training goes on", path)
+            self._meter.tell("withdrawn", {"path": path})
+            self.has_left = self.has_left and bool(self._requests)
 
     @property
     def leading(self) -> StopBy | None:
@@ -153,18 +167,31 @@ class Stops:
         requests, costs = list(self._requests.values()), self._meter.costs
         self._tell(requests, now_ns)
         size_bytes = 0 if costs.duration_s > 0 else self._saving.measure(session)
+        self._takes_s = expected_s(costs, size_bytes)
         return decide(requests, now_ns, costs, size_bytes=size_bytes, gap_s=self._meter.gap_s, saved=self._saved_early())
+
+    def why(self, request: StopBy, now_ns: int, left_out: frozenset[str]) -> str:
+        """Return what a last save gives as its reason."""
+        if not left_out or request.deadline_ns is None:
+            return f"stopped by {request.path}"
+        left_s = (request.deadline_ns - now_ns) / 1e9
+        short = f"{left_s:.1f} s were left, and to save all takes about {self._takes_s:.1f} s"
+        return f"stopped by {request.path}, without {', '.join(sorted(left_out))}: {short}"
 
     def begin_early(self) -> str:
         """Note that a save begins which is the early one of every notice there is; return why."""
         waiting = {path for path, each in list(self._requests.items()) if each.early} - set(self._saved_early())
-        self._early.update(dict.fromkeys(waiting, self._errors.failures))
+        self._early.update(dict.fromkeys(waiting, self._failures))
         return "ahead of the end: " + ", ".join(sorted(waiting))
 
     def _saved_early(self) -> list[str]:
         """Return the paths for which there is an early save, or one in flight. One that failed is none."""
-        failed = self._errors.failures + (self._saving.background.failure is not None)
-        return [path for path, before in list(self._early.items()) if failed == before]
+        return [path for path, before in list(self._early.items()) if self._failures == before]
+
+    @property
+    def _failures(self) -> int:
+        """Return how many saves have failed, the one included of which nobody has heard yet."""
+        return self._errors.failures + (self._saving.background.failure is not None)
 
     def _tell(self, requests: list[StopBy], now_ns: int) -> None:
         for each in requests:
@@ -174,10 +201,22 @@ class Stops:
                 self._meter.tell("stopping", facts)
         self._told = frozenset(each.path for each in requests)
 
-    def ended(self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str]) -> Stopped | None:
-        """Note that the last save is durable, and return what to raise; None while another engine of this thread has to save."""
+    def ended(self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str] = frozenset()) -> Stopped | None:
+        """Note that all is durable, and return what to raise; None while another engine of this thread has to save."""
+        facts = self.note_the_end(session, request, now, left_out)
+        if not self.has_left and self._others_are_due():
+            self.has_left = True
+            return None
+        _leave_record(facts)
+        summary: Summary | None = session.chain.head
+        return Stopped(request.exit_code, request.path, summary)
+
+    def note_the_end(
+        self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str], *, record: bool = False
+    ) -> dict[str, object]:
+        """Write down that this engine has left, and as of which step; with ``record``, where a supervisor looks, too."""
         head = session.chain.head
-        facts = {
+        facts: dict[str, object] = {
             "path": request.path,
             "exit_code": request.exit_code,
             "generation": head.number if head else 0,
@@ -185,14 +224,10 @@ class Stops:
             "complete": not left_out,
         }
         session.events.write("stopped", **facts, left_out=sorted(left_out))
-        log.info("stopped by %s: generation %s of step %d is durable", request.path, facts["generation"], now.step)
-        if not self.has_left and self._others_are_due():
-            self.has_left = True
-            return None
-        if (folder := supervised.folder()) is not None:
-            supervised.leave_record(folder, f"stopped-{os.getpid()}", facts)
-        summary: Summary | None = head
-        return Stopped(request.exit_code, request.path, summary)
+        log.info("stopped by %s at step %d: the newest generation is %s", request.path, now.step, head and head.number)
+        if record:
+            _leave_record(facts)
+        return facts
 
     def _others_are_due(self) -> bool:
         """Return whether another engine that this thread uses is to end as well, and has not made its last save.
@@ -208,3 +243,8 @@ class Stops:
         if self._listening is not None:
             self._listening.poll()
         return not self.has_left and any(each.at_once for each in list(self._requests.values()))
+
+
+def _leave_record(facts: dict[str, object]) -> None:
+    if (folder := supervised.folder()) is not None:
+        supervised.leave_record(folder, f"stopped-{os.getpid()}", facts)
