@@ -1,4 +1,4 @@
-"""`milepost drill`: each verb strikes real processes, and says what it cost; what cannot be said is not called recovered. B11, C17"""
+"""`milepost drill`: each verb strikes real processes; what cannot be said is not called recovered. B11, C17"""
 
 from __future__ import annotations
 

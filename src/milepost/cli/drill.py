@@ -49,6 +49,7 @@ _COUNT = click.IntRange(1, 1000)
 @click.option("--max-rto", metavar="TIME", help="Fail if some run takes longer to train on.")
 @click.option("--max-rpo-steps", type=click.IntRange(0), help="Fail if some run loses more steps.")
 @click.option("--max-rpo", metavar="TIME", help="Fail if some run loses more time of training.")
+@click.option("--disk", metavar="DIRECTORY", help="An empty file system that diskfull may fill; else it makes one.")
 @click.option("--here", is_flag=True, help="Run it in this directory, not in an empty one.")
 @click.option("--keep", is_flag=True, help="Keep the scratch directory, and say where it is.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write a page with pictures, too.")
@@ -64,10 +65,11 @@ def drill(drill: str | None, command: tuple[str, ...], as_list: bool, html_file:
     Exits with 0 if every run recovered within the bounds, lost nothing and ended with the bits of the undisturbed one, with
     17 if not; with 21, 22, 23 as selftest does, if the command does not repeat itself, nothing could be proven, or it failed.
     """
-    if as_list or drill is None:
-        for line in table(("DRILL", ""), [*_DRILLS.items()])[0 if not as_list else 1 :]:
-            click.echo(line)
-        return 0 if as_list else 2
+    if as_list:
+        click.echo("\n".join(table(("DRILL", ""), [*_DRILLS.items()])))
+        return 0
+    if drill is None:
+        raise UsageError("no drill was named", kind="no-drill", hint="milepost drill --list has them")
     return _drill(drill, command, html_file, keep=keep, **options)
 
 
@@ -75,7 +77,7 @@ def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: 
     from milepost.supervise import small_disk
     from milepost.supervise.drill_scratch import scratch
 
-    if verb == "diskfull":
+    if verb == "diskfull" and not options["disk"]:
         small_disk.enter()  # before anything that starts threads is imported
     from milepost.clock import SystemClock
     from milepost.supervise.drill import drill
@@ -85,7 +87,7 @@ def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: 
     with scratch(keep=keep) as folder, _ended_by_signals():
         clock = SystemClock()
         bench = Bench(folder, clock, threading.Event().wait, _tell, lambda: int(clock.nonce(), 16) / 2**64)
-        verdict = drill(request, bench, folder / "disk" if verb == "diskfull" else None)
+        verdict = drill(request, bench)
         if html_file is not None:
             from milepost.supervise.drill_page import page
 
@@ -131,6 +133,7 @@ def _request(
     max_rto: str | None,
     max_rpo_steps: int | None,
     max_rpo: str | None,
+    disk: str | None,
     here: bool,
 ) -> Request:
     from milepost.lifecycle.amounts import seconds_of
@@ -153,6 +156,7 @@ def _request(
         seconds_of(grace),
         Path.cwd() if here else None,
         bounds,
+        Path(disk) if disk else None,
     )
 
 
@@ -214,7 +218,7 @@ def _meaning(verdict: Verdict) -> Iterator[str]:
     if any(run.end == "not compared" for run in runs):
         yield "not compared: no two saves were of the same step, so nothing is said about the bits of those runs"
     if verdict.request.verb == "diskfull":
-        yield "full: a file system of its own in memory, with no block left; the kernel refused, nothing was simulated"
+        yield "full: a file system of its own without a free block; the kernel refused, nothing was simulated"
 
 
 _ENDS = {"differs": "is not that of the undisturbed run", "not reached": "was not reached"}

@@ -21,7 +21,7 @@ from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Bench, Run
 from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb
 from milepost.supervise.moments import Moment
-from milepost.supervise.small_disk import SmallDisk
+from milepost.supervise.small_disk import Disk, GivenDisk, SmallDisk
 
 Outcome: TypeAlias = Literal["recovered", "missed its bounds", "not deterministic", "nothing proven", "failed"]
 
@@ -46,6 +46,8 @@ class Request:
     grace_s: float = 30.0
     here: Path | None = None
     bounds: Bounds = NO_BOUNDS
+    disk: Path | None = None
+    """An empty file system that may be filled, for ``diskfull``; None: one is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,14 @@ class Drill:
     bench: Bench
     copied: tuple[Copied, ...]
     alone: Run
-    disk: SmallDisk | None
+    disk: Disk | None
 
 
-def drill(request: Request, bench: Bench, disk_path: Path | None = None) -> Verdict:
+def drill(request: Request, bench: Bench) -> Verdict:
     """Run the drill. Takes one undisturbed run, and about one more for each of ``runs``.
 
-    ``disk_path`` is where a small disk may be mounted, for ``diskfull``: see `milepost.supervise.small_disk.enter`. Raises
-    `UsageError` (kind ``no-such-command``), `NotFoundError` (kind ``no-such-run``) before anything is started.
+    ``diskfull`` mounts a file system unless it is given a ``disk``: `milepost.supervise.small_disk.enter` has to come first.
+    Raises `UsageError` (kind ``no-such-command``), `NotFoundError` (kind ``no-such-run``) before anything is started.
     """
     for named in request.roots:
         check_root(named)
@@ -97,8 +99,9 @@ def drill(request: Request, bench: Bench, disk_path: Path | None = None) -> Verd
     try:
         if verdict := _alone(drilled):
             return verdict
-        if disk_path is not None:
-            drilled.disk = SmallDisk(disk_path, sum(f.stat().st_size for f in alone.roots.rglob("*") if f.is_file()))
+        if request.verb == "diskfull":
+            holds_bytes = sum(file.stat().st_size for file in alone.roots.rglob("*") if file.is_file())
+            drilled.disk = GivenDisk(request.disk) if request.disk else SmallDisk(bench.scratch / "disk", holds_bytes)
         return _struck(drilled)
     finally:
         alone.close()
@@ -199,7 +202,7 @@ def _recovered(drill: Drill, number: int, run: Run, strike: Strike) -> Drilled:
     return judge(number, run, strike, followed, drill.alone, to_the_end=drill.request.for_s is None)
 
 
-def _run(name: str, request: Request, bench: Bench, copied: Sequence[Copied], disk: SmallDisk | None = None) -> Run:
+def _run(name: str, request: Request, bench: Bench, copied: Sequence[Copied], disk: Disk | None = None) -> Run:
     folder = bench.scratch / name
     roots = disk.path / "roots" if disk is not None else folder / "roots"
     extra = {"MILEPOST_STOP": "1", "MILEPOST_GRACE": f"{request.grace_s:g}"} if request.verb == "term" else {}

@@ -13,7 +13,7 @@ from milepost.publish.view import View, read
 from milepost.records import Manifest
 from milepost.store.local import LocalStore
 from milepost.supervise.drill_copy import Copied, check_root
-from milepost.supervise.drill_measure import Cost, Mark, Strike, Way, cost, lost, worst, writers_overlap
+from milepost.supervise.drill_measure import Cost, Mark, Strike, Way, cost, lost, passed_over, worst, writers_overlap
 from milepost.supervise.drill_run import Followed, Run, Seen, Start
 from milepost.supervise.judging import base_of, compare
 from milepost.supervise.watching import Root, strays
@@ -136,6 +136,8 @@ def judge(number: int, run: Run, strike: Strike, followed: Followed, alone: Run,
     ways, by = _ways(run, strike, start)
     costs = {name: cost(ways[name], strike, strike.reached.get(_run_id(run.watch.roots[name]), 0)) for name in ways}
     gone = [each for name in strike.acknowledged for each in _lost(run, name, strike, views[name], costs[name])]
+    for name in ways:
+        strike.notes += passed_over(costs[name].from_generation, run.watch.roots[name].manifests, strike.acknowledged[name])
     problems = [*strike.problems, *_problems(run, strike, start, followed, costs, views)]
     came_to_its_end = followed == "until" or (followed == "ended" and not start.exit_code)
     end = _end(run, strike, alone, to_the_end=to_the_end) if came_to_its_end else "not reached"

@@ -110,7 +110,7 @@ def cost(way: Way, strike: Strike, reached: int) -> Cost:
 
 def _lost_s(before: Sequence[Seen], at_ns: int, step: int) -> float | None:
     """Return how long it had trained since it was first at ``step``, or since it began, if that is of an earlier start."""
-    then = _first(before, lambda seen: seen.beats.step >= step and seen.beats.phase in ("training", "saving"))
+    then = _first(before, lambda seen: seen.beats.step >= step and seen.beats.phase not in ("claiming", "resuming"))
     return max(0.0, (at_ns - then.at_ns) / 1e9) if then else None
 
 
@@ -131,12 +131,13 @@ def lost(
 ) -> Iterator[str]:
     """Yield each generation that counted before a strike and is lost after it, and why.
 
-    One that a later generation has dropped by the rule of what is kept is not lost, nor is one that the drill has damaged.
+    One that a later generation has dropped by the rule of what is kept is not lost, nor is one that the drill has damaged, nor
+    one that a resume passes over by rule: saved in a hurry, without all of the state, or with weights that are not finite.
     ``published`` is every manifest that was seen, ``view`` the root at the end.
     """
     head, numbers = view.head, sorted(set(acknowledged) - set(damaged))
     for number in numbers:
-        if went_on_from is not None and number > went_on_from:
+        if went_on_from is not None and number > went_on_from and not _is_passed_over(published.get(number)):
             base = _name(went_on_from) if went_on_from else "nothing"
             yield f"{_name(number)} had been acknowledged, and it went on from {base}"
         elif number in view.void:
@@ -145,6 +146,19 @@ def lost(
             is_kept = head is None or number > head.number or number in head.keep
             if is_kept or not any(each.number > number and number not in each.keep for each in published.values()):
                 yield f"{_name(number)} is gone, and nothing had dropped it"
+
+
+def _is_passed_over(generation: Summary | None) -> bool:
+    return generation is not None and not (generation.complete and generation.healthy)
+
+
+def passed_over(went_on_from: int | None, published: Mapping[int, Summary], acknowledged: Collection[int]) -> Iterator[str]:
+    """Yield of each generation that a resume has passed over by rule that it did, and why."""
+    for number in sorted(acknowledged):
+        found = published.get(number)
+        if went_on_from is not None and number > went_on_from and found is not None and _is_passed_over(found):
+            why = "was saved in a hurry, without all of the state" if not found.complete else "has weights that are not finite"
+            yield f"{_name(number)} {why}, and was passed over"
 
 
 def writers_overlap(summaries: Mapping[int, Summary]) -> bool:

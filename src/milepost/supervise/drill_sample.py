@@ -10,7 +10,7 @@ import threading
 
 import milepost
 
-STEPS = 300
+STEPS = 200
 ROOT = "runs/sample"
 _STEP_S = 0.005
 

@@ -16,7 +16,7 @@ from milepost.supervise.drill_copy import unshare
 from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Run, Start
 from milepost.supervise.moments import Hunt, Moment
-from milepost.supervise.small_disk import SmallDisk
+from milepost.supervise.small_disk import Disk
 from milepost.supervise.watching import Root
 
 Verb: TypeAlias = Literal["kill9", "term", "stop", "bitflip", "diskfull"]
@@ -39,7 +39,7 @@ class Aim:
     """How long to hold what is held: a full disk, a second start that waits."""
     last_step: int
     """Of the run that was left alone."""
-    disk: SmallDisk | None = None
+    disk: Disk | None = None
 
 
 def kill9(run: Run, aim: Aim) -> Strike | Missed:

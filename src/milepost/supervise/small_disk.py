@@ -1,14 +1,18 @@
-"""Mount a small file system that only this process and its children see, and let it be really full: the kernel refuses then.
+"""Let a small file system be really full: the kernel refuses then, and nothing is simulated.
 
-It needs no root where the system lets users make name spaces. It ends with the last process that sees it, however that ends.
+`SmallDisk` mounts one that only this process and its children see. It needs no root where the system lets users make name
+spaces, and ends with the last process that sees it, however that ends. `GivenDisk` is one that somebody has mounted for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from milepost.errors import StoreError, UsageError
 
@@ -23,7 +27,7 @@ def enter() -> None:
 
     Raises `UsageError` (kind ``no-name-spaces``) where the system does not allow it: nothing is changed then.
     """
-    hint = "run it as root, in a container with CAP_SYS_ADMIN, or where users may make name spaces (unshare -Urm true)"
+    hint = "mount one for it, say docker run --tmpfs /small:size=1g, and pass --disk /small; or run it as root"
     if sys.platform != "linux":
         raise UsageError("a full disk can be made on Linux only", kind="no-name-spaces", hint="milepost drill --list has others")
     try:
@@ -39,6 +43,21 @@ def enter() -> None:
         raise UsageError(
             f"no file system can be made that is really full: {error.strerror}", kind="no-name-spaces", hint=hint
         ) from error
+
+
+class Disk(Protocol):
+    """Be a small file system; its ``path`` is a directory to work in."""
+
+    path: Path
+
+    def fill(self) -> None:
+        """Leave no space at all. What is deleted after that is free again, for whoever takes it."""
+
+    def free(self) -> None:
+        """Give all of its space back."""
+
+    def close(self) -> None:
+        """Leave nothing on it."""
 
 
 class SmallDisk:
@@ -81,6 +100,47 @@ class SmallDisk:
 
     def _mount(self, flags: int, size_bytes: int) -> None:
         _call("mount", b"milepost", os.fsencode(self.path), b"tmpfs", flags, f"size={size_bytes}".encode())
+
+
+class GivenDisk:
+    """Be a file system that somebody has mounted for it, and on which nothing lies: all of it is filled by a file.
+
+    Raises `UsageError` (kind ``no-disk-of-its-own``) for anything else: what others need is never filled.
+    """
+
+    def __init__(self, mounted: Path) -> None:
+        self.path, self._filler = mounted / "milepost-drill", mounted / "milepost-drill.filler"
+        if not mounted.is_mount() or {*os.listdir(mounted)} - {self.path.name, self._filler.name, "lost+found"}:
+            hint = "mount one, say docker run --tmpfs /small:size=1g, or mount -t tmpfs -o size=1g small /small"
+            raise UsageError(
+                "this is no empty file system of its own, and all of it would be filled",
+                kind="no-disk-of-its-own",
+                hint=hint,
+                path=mounted,
+            )
+        self.close()  # what a drill that was killed has left
+        self.path.mkdir()
+
+    def fill(self) -> None:
+        """Leave no space at all. What is deleted after that is free again, for whoever takes it."""
+        descriptor, end = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), 0
+        try:
+            for size_bytes in (64 << 20, 1 << 20, 4096):
+                with suppress(OSError):
+                    while True:
+                        os.posix_fallocate(descriptor, end, size_bytes)
+                        end += size_bytes
+        finally:
+            os.close(descriptor)
+
+    def free(self) -> None:
+        """Give all of its space back."""
+        self._filler.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Leave nothing on it."""
+        self.free()
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _memory_bytes() -> int:
