@@ -19,7 +19,7 @@ from milepost.supervise.drill_copy import Copied, check_root, copy_root, place
 from milepost.supervise.drill_judge import NO_BOUNDS, Bounds, Drilled, judge, undisturbed_fault
 from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Bench, Run
-from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb
+from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb, reached
 from milepost.supervise.moments import Moment
 from milepost.supervise.small_disk import Disk, GivenDisk, SmallDisk
 
@@ -194,7 +194,8 @@ def _recovered(drill: Drill, number: int, run: Run, strike: Strike) -> Drilled:
         run.kill(start)
     elif start.exit_code and not strike.restarts:
         # It outlived what was done to it, and died of it later: of saves that had failed, or of another that had taken over.
-        strike.restarts, strike.going_on = True, run.begin()
+        strike.reached, strike.down_ns, strike.since_ns = reached(run, start), start.ended_ns, start.ended_ns
+        strike.restarts, strike.going_on, strike.since = True, run.begin(), "the end of what it had outlived"
         strike.notes.append(f"it ended afterwards with exit code {start.exit_code}, and was started again")
         followed = run.follow(strike.going_on, until, within_s=drill.request.timeout_s)
         if followed != "ended":

@@ -34,6 +34,8 @@ class Strike:
     acknowledged: Mapping[str, frozenset[int]]
     """By run root, the generations that counted."""
     phase: str = ""
+    down_ns: int = 0
+    """When it ended, where that was later: it had trained on until then."""
     since_ns: int = 0
     """From when the time to recover counts, if not from the strike."""
     since: str = "the kill"
@@ -101,7 +103,7 @@ def cost(way: Way, strike: Strike, reached: int) -> Cost:
         number,
         step,
         max(0, reached - step),
-        _lost_s(way.before, strike.at_ns, step),
+        _lost_s(way.before, strike.down_ns or strike.at_ns, step),
         _since(on, strike.recovery_ns),
         None if way.by_saves else _since(resumed, strike.recovery_ns),
         _since(caught_up, strike.recovery_ns),

@@ -123,7 +123,7 @@ def _dots(values: Sequence[float | None], bound: float | None, label: str) -> It
     if not known:
         yield "<p>It could not be measured.</p>"
         return
-    longest = max([*known, bound or 0.0]) or 1.0
+    longest = max([*known, bound or 0.0]) or 10.0
     stacks: dict[int, int] = {}
     dots = []
     for value in known:

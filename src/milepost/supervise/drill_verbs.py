@@ -185,7 +185,7 @@ def diskfull(run: Run, aim: Aim) -> Strike | Missed:
     if missed := _await(run, start, aim):
         return missed
     run.look(start)
-    strike = _strike(run, start, "ENOSPC", run.bench.clock.monotonic_ns(), since="there was space again")
+    strike = _strike(run, start, "ENOSPC", run.bench.clock.monotonic_ns(), since="when there was space again")
     aim.disk.fill()
     published = run.watch.published
     followed = run.follow(start, lambda _: run.watch.published > published, within_s=aim.hold_s)
@@ -196,7 +196,10 @@ def diskfull(run: Run, aim: Aim) -> Strike | Missed:
     strike.what = f"disk full {_while(strike)}; {how[followed]}"
     if followed == "ended" and start.exit_code == 0 and run.watch.step >= aim.last_step:
         return "ended-before"
-    strike.going_on = None if strike.restarts else start
+    if strike.restarts:
+        strike.reached, strike.down_ns = reached(run, start), start.ended_ns
+    else:
+        strike.going_on = start
     return strike
 
 
@@ -228,16 +231,22 @@ def _ended(start: Start) -> Missed:
 
 
 def _strike(run: Run, start: Start, what: str, at_ns: int, *, phase: str = "", since: str = "the kill") -> Strike:
+    acknowledged = {
+        name: frozenset(read(LocalStore(str(root.path), run.bench.clock)).live) for name, root in run.watch.saved.items()
+    }
+    return Strike(what, at_ns, reached(run, start), acknowledged, phase or _phase(run, start), since=since, struck=start)
+
+
+def reached(run: Run, start: Start) -> dict[str, int]:
+    """Return by run the last safe point that a start has come to; of one that does not show them, the last save it began."""
     told = {run_id: seen[-1].beats.step for run_id, seen in start.pulse.of_runs().items()}
-    reached, acknowledged = {}, {}
-    for name, root in run.watch.saved.items():
+    found = {}
+    for root in run.watch.saved.values():
         assert root.newest is not None
-        store = LocalStore(str(root.path), run.bench.clock)
-        progress = read_progress(store)
+        progress = read_progress(LocalStore(str(root.path), run.bench.clock))
         least = max(root.newest.step, progress.step if progress else 0)
-        reached[root.newest.run_id] = max(told.get(root.newest.run_id, -1), least)
-        acknowledged[name] = frozenset(read(store).live)
-    return Strike(what, at_ns, reached, acknowledged, phase or _phase(run, start), since=since, struck=start)
+        found[root.newest.run_id] = max(told.get(root.newest.run_id, -1), least)
+    return found
 
 
 def _phase(run: Run, start: Start) -> str:
