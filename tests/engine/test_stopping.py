@@ -262,6 +262,28 @@ def test_what_a_buffer_has_grown_to_decides_before_any_save_was_measured(tmp_pat
     assert engine.last_call_ns < 0 < few < 10 * 10**9
 
 
+def test_a_limit_that_is_far_away_does_not_have_the_state_looked_at_at_each_safe_point(tmp_path: Path) -> None:
+    class Counted:
+        looks = 0
+
+        def state_dict(self) -> dict[str, int]:
+            Counted.looks += 1
+            return {"step": 0}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    clock = FakeClock()
+    engine = CheckpointEngine(tmp_path, state={"policy": Counted()}, clock=clock)
+    engine.resume()
+    engine.stop_by("24h", path="limit 24h", at_once=False)
+    before = Counted.looks
+    for step in range(600):
+        clock.advance(seconds=1.0)
+        assert not engine.save_if_due(step)
+    assert 5 <= Counted.looks - before <= 20
+    engine.close()
+
+
 # -- a stop whose save fails ---------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +390,31 @@ def test_a_notice_saves_early_and_trains_on_until_it_is_time(tmp_path: Path) -> 
         (1, "ahead of the end: notice"),
         (steps, "stopped by notice"),
     ]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.01, 4.0), min_size=1, max_size=30), st.floats(5.0, 60.0))
+def test_whatever_the_way_between_safe_points_it_leaves_while_a_save_still_fits(gaps: list[float], limit_s: float) -> None:
+    clock = FakeClock()
+    engine = CheckpointEngine(MemoryStore(), state={"policy": {"w": np.zeros(4)}}, clock=clock, writer="inline")
+    engine.resume()
+    engine.stop_by(limit_s, path="limit", at_once=False)
+    longest_s, gap_s, steps = 0.0, 0.0, 0
+
+    def train() -> None:
+        nonlocal longest_s, gap_s, steps
+        while True:
+            longest_s, gap_s = max(longest_s, gap_s), gaps[steps % len(gaps)]
+            steps += 1
+            clock.advance(seconds=gap_s)
+            engine.save_if_due(steps)
+
+    with pytest.raises(Stopped):
+        train()
+    left_s = limit_s - clock.now_ns / 1e9
+    if steps > 1 and gap_s <= longest_s:  # no rollout was longer than all before it
+        assert left_s >= 1.7, "a save is given a second and three quarters before any was measured"
+    assert left_s <= longest_s + gap_s + 3.0, "and not much earlier than it had to"
 
 
 def test_a_notice_that_is_withdrawn_was_one_save_more(tmp_path: Path) -> None:
