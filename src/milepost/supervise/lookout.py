@@ -100,7 +100,9 @@ class Lookout:
         ready.register(self.dispositions.pokes, select.POLLIN)
         try:
             while not self._ended:
-                ready.poll(round(self._guarded() * 1e3))
+                wait_s = self._guarded()
+                if not self._ended:  # the poke that says so may have been read in that turn
+                    ready.poll(round(wait_s * 1e3))
         except BaseException:
             log.exception("nothing listens to signals and notices any more: training goes on, and must be told to end otherwise")
         finally:
