@@ -119,15 +119,15 @@ class Run:
         policy = {"weights": training.weights, "moments": training.moments, "frozen": training.frozen}
         acting: dict[str, Any] = {"policy": policy, "rng": milepost.Rng(own=training.own), "counters": training.counters}
         replay = {"ring": self.ring}
-        if order["engines"] == 1:
-            states = {"run": acting | {"replay": replay}}
-        else:
+        states = {"run": acting | {"replay": replay}}
+        if "roots" in order:
             states = {"actor": acting, "critic": {"replay": replay, "counters": training.counters}}
         self.engines = {name: self.engine(name, state) for name, state in states.items()}
 
     def engine(self, name: str, state: dict[str, Any]) -> CheckpointEngine:
-        settings = {key: self.order[key] for key in ("writer", "grace", "lease_wait", "take_over") if key in self.order}
-        keep = Keep(last=self.order["engines"] + 1)
+        known = ("writer", "grace", "lease_wait", "take_over", "stop")
+        settings = {key: self.order[key] for key in known if key in self.order}
+        keep = Keep(last=3 if "roots" in self.order else 2)
         return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=1), keep=keep, **settings)
 
     def train(self) -> None:
@@ -144,10 +144,11 @@ class Run:
 
     def resume(self) -> None:
         """Bring every engine back to the newest step that all of them have."""
-        found = {name: engine.resume() for name, engine in self.engines.items()}
-        steps = [restored.step if restored else 0 for restored in found.values()]
-        for engine in self.engines.values() if len(set(steps)) > 1 else ():
-            engine.resume(self.generation_at(engine, min(steps)) or "never")
+        found = [engine.peek() for engine in self.engines.values()]
+        step = min(summary.step if summary else 0 for summary in found)
+        for engine, summary in zip(self.engines.values(), found, strict=True):
+            at_the_same = summary is not None and summary.step == step
+            engine.resume("latest" if at_the_same or not summary else self.generation_at(engine, step) or "never")
         self.note("resumed", self.training.steps, self.training.bits())
         assert self.ring.count == self.training.steps
 
