@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from milepost.lifecycle.budget import budget
     from milepost.lifecycle.retain import Keep
+    from milepost.lifecycle.stopping import Stop, Stopped
     from milepost.lifecycle.triggers import every
     from milepost.records import Difference, LeafSpec, Version
     from milepost.state.items import Items
@@ -56,6 +57,8 @@ _HOMES = {
     "SaveFailed": "milepost.errors",
     "ServiceError": "milepost.errors",
     "Stateful": "milepost.state.protocol",
+    "Stop": "milepost.lifecycle.stopping",
+    "Stopped": "milepost.lifecycle.stopping",
     "StoreError": "milepost.errors",
     "UsageError": "milepost.errors",
     "Version": "milepost.records",
@@ -87,6 +90,8 @@ __all__ = [
     "SaveFailed",
     "ServiceError",
     "Stateful",
+    "Stop",
+    "Stopped",
     "StoreError",
     "UsageError",
     "Version",

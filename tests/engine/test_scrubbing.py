@@ -40,8 +40,8 @@ class Scrubbed(Training):
 
     @property
     def scrubbing(self) -> Scrubbing:
-        assert self.engine._scrubbing is not None
-        return self.engine._scrubbing
+        assert self.engine._points.scrubbing is not None
+        return self.engine._points.scrubbing
 
 
 def impatient(training: Training, idle: Callable[[], object] = lambda: None) -> Scrubbing:

@@ -12,26 +12,30 @@ from types import TracebackType
 from typing import Literal
 
 from milepost.clock import Clock, SystemClock
-from milepost.engine import misuse
+from milepost.engine import misuse, supervised
+from milepost.engine.asked import instead_of_latest
+from milepost.engine.beats import Beat
 from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
-from milepost.engine.opening import Opened, hold, open_session
+from milepost.engine.opening import Opened, Opening
 from milepost.engine.overhead import Meter
 from milepost.engine.process_writer import check_process_writer, deadline_of
 from milepost.engine.redact import redact_the_log
 from milepost.engine.resuming import Resuming, parts_asked_for
+from milepost.engine.safe_points import SafePoints
 from milepost.engine.save_errors import SaveErrors
 from milepost.engine.saving import Saving
 from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.engine.settings import WriterKind, check_settings, whole
+from milepost.engine.stopping import Stops, grace_here, settings_of
 from milepost.errors import MilepostError
 from milepost.lifecycle.budget import Overhead
-from milepost.lifecycle.grace import grace_of
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
-from milepost.lifecycle.triggers import Reading, Trigger
+from milepost.lifecycle.stopping import EXIT_CODE, Stop, StopBy
+from milepost.lifecycle.triggers import Trigger
 from milepost.publish.signed import open_root
 from milepost.publish.view import read
 from milepost.records import Exactness, Restored, Summary
@@ -59,14 +63,18 @@ class CheckpointEngine:
     seconds to wait for another writer to end; with ``take_over`` the root is then claimed all the same. ``key_file`` holds a key
     (or the environment does, see `milepost.publish.key.find_key`): what is saved is signed with it, and what is not signed is
     refused. ``health_eval`` is called after a resume; False means: not this one. ``scrub="7d"`` reads all that is retained
-    again within a week, in a thread beside training. ``grace="30s"`` is what is left of the process after a notice to end: where
-    safe points come further apart, each of them is kept staged, for `flush_staged`.
+    again within a week, in a thread beside training. ``grace="30s"`` (else ``MILEPOST_GRACE``) is what is left of the process
+    after a notice to end: where safe points come further apart, each of them is kept staged, for `flush_staged`.
+
+    ``stop`` says what to listen to for that (`milepost.Stop`; True: signals, notices, limits; False: nothing). None: to all if
+    ``MILEPOST_STOP=1``, as under ``milepost run``, else to nothing, since signals belong to a process and not to a library. When
+    it is time to end, the next safe point saves, gives the root up, and raises `milepost.Stopped`.
 
     Raises `UsageError` for settings that cannot work (kinds ``bad-setting``, ``no-process-writer``). ``blob_bytes`` is the size
     above which what one save writes is split into several files.
 
-    One thread uses an engine; any other may call `flush_staged`. Saves are called at safe points only: places where the state
-    is a consistent cut.
+    One thread uses an engine; any other may call `flush_staged`, `stop_by` and `withdraw`. Saves are called at safe points only:
+    places where the state is a consistent cut.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class CheckpointEngine:
         health_eval: Callable[[], bool] | None = None,
         scrub: str | float | None = None,
         grace: str | float | None = None,
+        stop: Stop | bool | None = None,
         blob_bytes: int = BLOB_BYTES,
         staging_bytes: int | None = None,
         compress: Literal["auto", "off"] = "auto",
@@ -104,25 +113,24 @@ class CheckpointEngine:
         self._clock = clock or SystemClock()
         self._store = open_root(root, self._clock, key_file)
         check_process_writer(writer, self._store)
-        self._when = when
-        self._fingerprint = dict(fingerprint or {})
-        kinds = frozenset(name.partition("/")[0] for name in self._fingerprint)
-        self._mismatches = Mismatches(dict(on_mismatch or {}), strict, kinds)
+        prints = dict(fingerprint or {})
+        self._mismatches = Mismatches(dict(on_mismatch or {}), strict, frozenset(name.partition("/")[0] for name in prints))
         self._errors = SaveErrors(self._store.url, on_save_error, save_errors_max)
-        self._guard = (lease_wait, take_over)
+        self._opening = Opening(self._store, self._clock, self.keep, prints, lease_wait, take_over, blob_bytes, compress)
         self._trust_pickle, self._health_eval = trust_pickle, health_eval
         self._scrub_s = period_of(scrub)
-        self._scrubbing: Scrubbing | None = None
-        self._blob_bytes, self._compress = blob_bytes, compress
-        self._metrics, self._meter = Metrics(self.keep), Meter(self._clock, when, grace_of(grace))
+        self._metrics, self._meter = Metrics(self.keep), Meter(self._clock, when, grace_here(grace))
         measured, staging = (self._metrics, self._meter, self._errors), (allow_pickle, dict(exactness or {}), staging_bytes)
         self._saving = Saving(self.state, self._clock, *measured, writer, deadline_of(writer_deadline), *staging)
-        self._background = self._saving.background
+        self._background, self._beat = self._saving.background, Beat()
+        self._saving.published = self._beat.publish
+        self._stops = Stops(self._clock, settings_of(stop, self._meter.grace), self._meter, self._saving, self._errors)
+        self._points = SafePoints(self._clock, when, *measured, self._saving, self._stops, self._beat)
         self._open: Opened | None = None
         self._looked: tuple[int, Resuming] | None = None
         self._overwritten: set[str] = set()
         self._held, self._pid = ExitStack(), os.getpid()
-        self._last, self._ready, self._closed = Reading(), False, False
+        self._ready = self._closed = False
         self._turn = threading.RLock()
         """Held while a save is begun or its end is heard of: a flush may come from another thread. Never while one is written."""
         # An engine that is dropped without close() gives its root up, too. Not with the engine itself, but with what the thread
@@ -152,31 +160,25 @@ class CheckpointEngine:
 
         Raises `ConflictError` if another process holds it, naming its PID, host and age.
         """
-        self._check_usable()
+        if self._closed:
+            raise misuse.closed(self._store.url)
+        self._check_pid()
         if self._open is None:
+            self._beat.show(supervised.folder(), self._store.url, self._clock)
             self._saving.prepare()
-            guard = self._store.guard(wait_s=self._guard[0], take_over=self._guard[1])
             try:
-                hold(guard, self._held, self._store.url)
-                self._open = open_session(
-                    self._store,
-                    self._clock,
-                    self.keep,
-                    self._fingerprint,
-                    incarnation=self._clock.nonce(),
-                    guard=guard,
-                    blob_bytes=self._blob_bytes,
-                    compress=self._compress,
-                )
-                self._saving.claimed(self._open.session, guard, self._held)
+                self._open = self._opening.open(self._held, self._saving)
                 # A run without any generation is a fresh start; nobody has to call resume() for that.
                 self._ready = self._open.claimed.view.head is None
-                self._begin_from(None)
+                self._points.begin(self._open.session, None, ready=self._ready)
                 if self._scrub_s is not None:
-                    self._scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
-                    self._scrubbing.start(self._held)
+                    self._points.scrubbing = Scrubbing(self._open.session, self._scrub_s, self._background.join)
+                    self._points.scrubbing.start(self._held)
+                self._beat.name(self._store.url, self._open.session.run_id)
+                self._stops.listen(self)
             except BaseException:
                 self._open = None
+                self._stops.close()
                 self._held.close()
                 raise
         return self._open.session
@@ -214,7 +216,7 @@ class CheckpointEngine:
             if not resuming.overwritten:
                 self._errors.loaded()
         if wanted is None or restored is None or restored.counted:
-            self._begin_from(restored)
+            self._points.begin(self._claimed.session, restored, ready=self._ready)
         else:  # the loop is where it was, and only its past is another
             self._metrics.begin(self._claimed.session.chain.line)
         return restored
@@ -227,7 +229,7 @@ class CheckpointEngine:
         resuming, self._looked = self._resuming(), None
         adopted = resuming.adopt()
         self._ready = True
-        self._begin_from(adopted)
+        self._points.begin(self._claimed.session, adopted, ready=self._ready)
         return adopted
 
     def _resuming(self, *, leaves: bool = True) -> Resuming:
@@ -244,19 +246,10 @@ class CheckpointEngine:
             view = claimed.view if head == claimed.settlement.head and not self._ready else read(session.store)
             traces = None if self._ready else self._claimed.traces
             made = Resuming(session, view, self.state, self._mismatches, self._trust_pickle, self._health_eval, traces=traces)
-            made.overwritten = self._overwritten
+            made.overwritten, made.loading = self._overwritten, self._beat.load
+            made.instead = instead_of_latest(session, self._claimed.wanted)
             self._looked = (head, made)
         return self._looked[1]
-
-    def _begin_from(self, restored: Restored | Summary | None) -> None:
-        now_ns = self._clock.monotonic_ns()
-        self._saving.begin(restored, now_ns)
-        if self._ready:
-            self._saving.warm()
-        self._meter.begin(now_ns, self._claimed.session.events, resumed=isinstance(restored, Restored))
-        counters = restored.counters if restored else {}
-        self._last = Reading(restored.step if restored else 0, now_ns, counters.get("episodes", 0), counters.get("epochs", 0))
-        self._metrics.begin(self._claimed.session.chain.line)
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note numbers measured at ``step``; they go into the next generation. A new best makes the next safe point due."""
@@ -267,28 +260,16 @@ class CheckpointEngine:
         """Save if a trigger is due at this safe point, and return whether a save was started.
 
         While a save is in flight nothing is due: the trigger fires at the first safe point after it. Where nothing is due, a
-        safe point may be kept staged (``grace``).
+        safe point may be kept staged (``grace``). Raises `Stopped` once the last save is durable, if the process is to end.
         """
         self.claim()
         with self._turn:
             if not self._ready:
                 self._check_may_save()
-            now = self._read(step, episodes, epochs)
-            if self._background.busy:
-                return False
-            reason = self._reason(now)
-            if reason is not None:
-                self._save(now, reason, counters)
-            elif self._meter.outlasts_grace:
-                self._check_may_save()
-                self._saving.wait()
-                self._saving.keep(self._claimed.session, now, counters)
-            return reason is not None
-
-    def _reason(self, now: Reading) -> str | None:
-        damage = self._scrubbing.reason() if self._scrubbing else None
-        due = self._when.due if self._when else lambda *_: None
-        return damage or self._saving.owed() or self._metrics.new_best() or due(self._last, now)
+            now = self._points.read(step, episodes, epochs)
+            saved = self._points.save_if_due(self._claimed.session, now, counters)
+            self._leave_if_all_is_saved()
+        return saved
 
     def save(
         self,
@@ -303,24 +284,49 @@ class CheckpointEngine:
         """Save now: copy the state, then write and publish it beside training. Waits first for a save in flight.
 
         What is saved is the state at the call, whatever training does next. Failures are raised by the next save, `wait`
-        or `close`.
+        or `close`. Raises `Stopped`, once it is durable, if the process is to end.
         """
         self.claim()
         with self._turn:
-            self._save(self._read(step, episodes, epochs), reason, counters, complete=complete)
+            now = self._points.read(step, episodes, epochs)
+            self._check_may_save()
+            self._points.save(self._claimed.session, now, reason, counters, complete=complete)
+            self._leave_if_all_is_saved()
 
-    def _read(self, step: int, episodes: int, epochs: int) -> Reading:
-        step, now_ns = whole("step", step), self._clock.monotonic_ns()
-        costs = self._meter.point(step, now_ns, busy=self._background.busy)
-        return Reading(step, now_ns, whole("episodes", episodes), whole("epochs", epochs), costs)
+    def _leave_if_all_is_saved(self) -> None:
+        if self._points.stopped is not None:
+            self.close()
+            raise self._points.stopped
 
-    def _save(self, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True) -> None:
-        self._check_may_save()
-        self._saving.wait()
-        self._last = now
-        if self._scrubbing:
-            self._scrubbing.answered()
-        self._saving.save(self._claimed.session, now, reason, counters, complete=complete)
+    def stop_by(
+        self,
+        within: str | float | None = None,
+        *,
+        path: str = "stop_by",
+        exit_code: int = EXIT_CODE,
+        at_once: bool = True,
+        early: bool = False,
+    ) -> None:
+        """Have the next safe point save and leave, ``within`` so long (seconds, or ``"30s"``; None: it may take its time).
+
+        Not ``at_once``: as late as is safe. ``early``: it saves right away as well. ``path`` names the reason, in logs and for
+        `withdraw`. For any thread and for signal handlers: it only notes. Raises `UsageError` (kind ``bad-duration``).
+        """
+        self._stops.by(within, path, exit_code, at_once, early)
+
+    def withdraw(self, path: str) -> None:
+        """Take a `stop_by` back. For any thread and for signal handlers."""
+        self._stops.withdraw(path)
+
+    @property
+    def stopping(self) -> StopBy | None:
+        """Return what this process is to end for, and by when; None: it may train on."""
+        return self._stops.leading
+
+    @property
+    def last_call_ns(self) -> int | None:
+        """Return after which instant of the monotonic clock no save would be durable before the deadline; None: there is none."""
+        return self._stops.last_call_ns
 
     @property
     def overhead(self) -> Overhead:
@@ -351,7 +357,7 @@ class CheckpointEngine:
         with self._turn:
             self._saving.wait()
             flushed = self._saving.flush(self._open.session, reason)
-            self._last = flushed.now if flushed else self._last
+            self._points.last = flushed.now if flushed else self._points.last
         self._background.join()
         with self._turn:
             self._saving.landed(flushed)
@@ -368,18 +374,15 @@ class CheckpointEngine:
                     self._saving.surface()
             finally:
                 self._saving.close()
+                self._stops.close()
                 _give_up(self._held, self._pid)  # again, if interrupted: what is given up already is not there any more
                 self._finalizer.detach()
+                self._beat.enter("closed")
 
     def _check_may_save(self) -> None:
         self._errors.check()
         if not self._ready:
             raise misuse.not_resumed(self._store.url)
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise misuse.closed(self._store.url)
-        self._check_pid()
 
     def _check_pid(self) -> None:
         if self._pid != os.getpid():

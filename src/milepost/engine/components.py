@@ -44,6 +44,11 @@ def is_essential(name: str) -> bool:
     return name.rpartition("/")[2] in ESSENTIAL
 
 
+def can_be_left_out(name: str) -> bool:
+    """Return whether a generation that is saved in a hurry may do without this component: it is what takes the time."""
+    return name.rpartition("/")[2] == "replay"
+
+
 def components_of(state: Mapping[str, object]) -> dict[str, object]:
     """Return the components by name; environments stand wrapped in what knows how to save them.
 

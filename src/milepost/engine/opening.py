@@ -9,9 +9,11 @@ from typing import Literal
 
 from milepost.clock import Clock
 from milepost.encode.compress import Decisions
+from milepost.engine.asked import NOTHING, Asked, asked, mark_skipped
 from milepost.engine.events import Events
 from milepost.engine.provenance import fingerprint, identity, provenance
 from milepost.engine.relief import hold_ballast, with_ballast
+from milepost.engine.saving import Saving
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.errors import NotFoundError, StoreError
 from milepost.lifecycle.faults import Traces
@@ -35,6 +37,41 @@ class Opened:
     claimed: Claim
     traces: Traces
     """What the writer before left of itself."""
+    wanted: Asked = NOTHING
+    """What a supervisor asks of this start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Hold what an engine claims its root with."""
+
+    store: Store
+    clock: Clock
+    keep: Keep
+    fingerprint: dict[str, str]
+    wait_s: float
+    take_over: bool
+    blob_bytes: int
+    compress: Literal["auto", "off"]
+
+    def open(self, held: ExitStack, saving: Saving) -> Opened:
+        """Hold the root and claim it. Where this fails the caller closes ``held``. Raises `ConflictError` where it is taken."""
+        wanted = asked()  # what is wrong with it is found before anything is touched
+        guard = self.store.guard(wait_s=self.wait_s, take_over=self.take_over)
+        hold(guard, held, self.store.url)
+        opened = open_session(
+            self.store,
+            self.clock,
+            self.keep,
+            self.fingerprint,
+            incarnation=self.clock.nonce(),
+            guard=guard,
+            blob_bytes=self.blob_bytes,
+            compress=self.compress,
+            wanted=wanted,
+        )
+        saving.claimed(opened.session, guard, held)
+        return opened
 
 
 def hold(guard: Guard, held: ExitStack, url: str) -> None:
@@ -58,8 +95,12 @@ def open_session(
     guard: Guard | None = None,
     blob_bytes: int = BLOB_BYTES,
     compress: Literal["auto", "off"] = "auto",
+    wanted: Asked = NOTHING,
 ) -> Opened:
-    """Claim the root and make it tidy. The caller holds the store's ``guard``. Raises `ConflictError` if it is fenced at once."""
+    """Claim the root and make it tidy. The caller holds the store's ``guard``. Raises `ConflictError` if it is fenced at once.
+
+    Generations that ``wanted`` says to skip are marked: nobody loads them any more.
+    """
     who = identity()
     # Whatever may be wrong with this process's surroundings is found before the root is touched.
     made_by, prints = provenance(who, incarnation), fingerprint(extra_fingerprint)
@@ -82,8 +123,9 @@ def open_session(
     events.write("claimed", pid=who.pid, host=who.host, settlement=claimed.settlement, survives=survives)
     if survives == "kill":
         log.warning("%s keeps what is saved until this machine stops, and no longer: milepost doctor fs says why", store.url)
+    claimed = mark_skipped(session, claimed, wanted.skip.get(session.run_id, ()))
     _tidy(session, claimed)
-    return Opened(session, claimed, _traces(claimed, who, guard))
+    return Opened(session, claimed, _traces(claimed, who, guard), wanted)
 
 
 def _traces(claimed: Claim, who: Identity, guard: Guard | None) -> Traces:

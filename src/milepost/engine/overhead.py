@@ -118,6 +118,20 @@ class Meter:
         return self._history.costs
 
     @property
+    def costs(self) -> Costs:
+        """Return what the next save may be expected to take. From any thread."""
+        return self._history.costs
+
+    @property
+    def gap_s(self) -> float:
+        """Return how long it may be from one safe point to the next."""
+        return max(self._history.costs.gap_s, self._gap_ns / 1e9)
+
+    def tell(self, event: str, facts: dict[str, object]) -> None:
+        """Have an event written with the next save: a training thread touches no disk."""
+        self._news.append(_News(event, facts))
+
+    @property
     def outlasts_grace(self) -> bool:
         """Return whether the next safe point usually comes too late for a grace period, if there is one to keep."""
         return self.grace is not None and self.grace.outlasted

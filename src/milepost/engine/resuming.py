@@ -14,7 +14,7 @@ from milepost.engine.events import milliseconds
 from milepost.engine.mismatch import Mismatches
 from milepost.engine.reader import Loaded, check_fit, load_into, names_of
 from milepost.engine.session import Session
-from milepost.errors import CorruptError, StoreError, UsageError
+from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
 from milepost.lifecycle.faults import FaultPlan, Traces, plan
 from milepost.lifecycle.recover import Choice, Skipped, Which, choose
 from milepost.publish import quarantine
@@ -40,6 +40,10 @@ class Resuming:
     the next resume knows of them, too."""
     traces: Traces | None = None
     """What the writer before left of itself; None once this process has gone on from it."""
+    instead: int | None = None
+    """The generation that a supervisor asks for in the place of the latest; None: it is the latest."""
+    loading: Callable[[int], object] = lambda _: None
+    """Is told which generation is about to be loaded, and of 0 once that is over."""
     known: dict[Which, Choice] = field(default_factory=dict)
     """What a `peek` chose, for the resume that follows; used once."""
 
@@ -110,9 +114,15 @@ class Resuming:
         known = self.known.pop(which, None)
         if known is not None and not rejected and parts is None and full == "doubted":
             return known
+        more: Any = {"rejected": rejected, "parts": parts, "full": full}
+        if which == "latest" and self.instead is not None:
+            try:
+                return choose(self.session.store, self.view, self.instead, **more)
+            except (NotFoundError, CorruptError) as error:
+                log.warning("generation %d was asked for, and cannot be gone on from: %s", self.instead, error)
+                self.instead = None
         keep, spare = self.session.keep, None if self.mismatches.strict else self._may_stay
-        more: Any = {"rejected": rejected, "parts": parts, "spare": spare}
-        return choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, full=full, **more)
+        return choose(self.session.store, self.view, which, by=keep.by, mode=keep.mode, spare=spare, **more)
 
     def _may_stay(self, component: str) -> bool:
         """Return whether a run can go on with this component as it is: not if a refused generation's bytes are in it."""
@@ -168,8 +178,11 @@ class Resuming:
         return plan(traces, (*restored.skipped, *damage), restored.generation) if traces else None
 
     def _load(self, manifest: Manifest, live: Mapping[str, object], also: Collection[str] = ()) -> Loaded:
-        store = self.session.store
-        return load_into(store, manifest, live, self.overwritten, also=also, trust_pickle=self.trust_pickle)
+        self.loading(manifest.number)
+        try:
+            return load_into(self.session.store, manifest, live, self.overwritten, also=also, trust_pickle=self.trust_pickle)
+        finally:
+            self.loading(0)
 
     def _note_damage(self, choice: Choice) -> None:
         """Mark what turned out to be damaged, and unmark what verifies again.

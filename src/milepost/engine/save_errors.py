@@ -18,6 +18,8 @@ class SaveErrors:
         self._policy = policy
         self._left = self._most = most
         self._refusal: Exception | None = None
+        self.failures = 0
+        """How many saves have failed so far, whatever was made of it."""
 
     def check(self) -> None:
         """Raise what forbids a save: a lost claim, or a state that a broken-off resume left half loaded."""
@@ -33,6 +35,7 @@ class SaveErrors:
             self._refusal = failure
             raise failure
         self._left -= 1
+        self.failures += 1
         if self._policy == "warn" and self._left > 0:
             log.warning("a save failed, training goes on (%d more may fail): %s", self._left, failure)
             return

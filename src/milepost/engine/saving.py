@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 from milepost.clock import Clock
+from milepost.encode.digest import matches
 from milepost.engine.arena import Arena
 from milepost.engine.background import Background, Job
 from milepost.engine.capture import Staged, capacity, capture, lay_out
@@ -25,7 +27,7 @@ from milepost.errors import StoreError
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Exactness, Manifest, Metric, Restored, Summary
 from milepost.state.protocol import Reporting
-from milepost.state.tree import flatten, no_collection
+from milepost.state.tree import Flat, KeptLeaf, flatten, no_collection
 from milepost.store.base import Guard
 
 log = logging.getLogger("milepost")
@@ -69,18 +71,33 @@ class Saving:
         self._told: dict[str, str] = {}
         self._in_flight: dict[str, Metric] | None = None
         self._elapsed_base_s, self._started_ns = 0.0, 0
+        self.size_bytes = 0
+        """What a save would write, as far as that is known without having measured one."""
+        self.published: Callable[[int], object] = lambda _: None
+        """Is told of each generation, by whatever thread has published it."""
 
     def prepare(self) -> None:
         """Find what cannot be saved before the first step, and have memory at hand; copies nothing, writes nothing."""
         with no_collection():
             flat = {name: flatten(value, name, allow_pickle=self._allow_pickle) for name, value in self.state.items()}
             room = lay_out(flat, self._staging_bytes)
+        self.size_bytes = _size_of(flat)
         self._arena.reserve(capacity(room, self._staging_bytes))
         self._cold_bytes = room.size_bytes
         self._never_fits = self._meter.grace is not None and len(room.waves) > 1 and not room.logs
         if self._never_fits:
             self._refuse_to_keep()
         self.exactness_now()
+
+    def measure(self, session: Session) -> int:
+        """Find how much a save would write now, and return that: a buffer may have filled since the root was claimed."""
+        with no_collection():
+            settings: Any = {"allow_pickle": self._allow_pickle, "matches": matches}
+            flat = {name: flatten(value, name, have=session.have(name), **settings) for name, value in self.state.items()}
+        for mark in (mark for found in flat.values() for mark in found.logs):
+            mark.drop()
+        self.size_bytes = _size_of(flat)
+        return self.size_bytes
 
     def warm(self) -> None:
         """Have the memory for saves be found, once: when the state is there, and not while it is being read."""
@@ -102,12 +119,22 @@ class Saving:
         self._started_ns = now_ns
 
     def save(
-        self, session: Session, now: Reading, reason: str, counters: Mapping[str, int] | None, *, complete: bool = True
+        self,
+        session: Session,
+        now: Reading,
+        reason: str,
+        counters: Mapping[str, int] | None,
+        *,
+        complete: bool = True,
+        without: frozenset[str] = frozenset(),
     ) -> None:
-        """Copy the state and hand it to the writer; none is in flight. What goes wrong later is for `surface` to tell."""
+        """Copy the state and hand it to the writer; none is in flight. What goes wrong later is for `surface` to tell.
+
+        ``without`` names components that are left out. Nothing of them is staged: their logs hear of no save.
+        """
         counted = _counted(now, counters)
         self._settle_chain()
-        staged = self._stage(session)
+        staged = self._stage(session, without)
         self._owed = self._too_large = False
         self._tell(staged)
         order = self._order(now, reason, counted, complete)
@@ -178,11 +205,10 @@ class Saving:
             for entry in kept.staged.logs:
                 entry.mark.drop()
 
-    def _stage(self, session: Session) -> Staged:
+    def _stage(self, session: Session, without: frozenset[str] = frozenset()) -> Staged:
         self.drop()
-        return capture(
-            self.state, self._arena, allow_pickle=self._allow_pickle, have=session.have, staging_bytes=self._staging_bytes
-        )
+        state = {name: value for name, value in self.state.items() if name not in without}
+        return capture(state, self._arena, allow_pickle=self._allow_pickle, have=session.have, staging_bytes=self._staging_bytes)
 
     def _order(self, now: Reading, reason: str, counted: dict[str, int], complete: bool) -> Order:
         elapsed_s = self._elapsed_base_s + (now.monotonic_ns - self._started_ns) / 1e9
@@ -203,7 +229,9 @@ class Saving:
 
     def _write(self, session: Session, staged: Staged, order: Order, flight: Flight) -> Manifest:
         with flight:
-            return self._process.finish() if self._process is not None else write_with_relief(session, staged, order)
+            manifest = self._process.finish() if self._process is not None else write_with_relief(session, staged, order)
+        self.published(manifest.number)
+        return manifest
 
     def _write_in_waves(self, session: Session, staged: Staged, order: Order, flight: Flight) -> None:
         """Have the state written while training waits, until the last wave of it is copied."""
@@ -304,6 +332,10 @@ class Saving:
         self._arena.close()
         if isinstance(self._arena, SharedArena):
             self._arena.give_back()
+
+
+def _size_of(flat: Mapping[str, Flat]) -> int:
+    return sum(leaf.size_bytes for found in flat.values() for leaf in found.leaves if not isinstance(leaf, KeptLeaf))
 
 
 def _counted(now: Reading, counters: Mapping[str, int] | None) -> dict[str, int]:

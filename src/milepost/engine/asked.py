@@ -1,0 +1,99 @@
+"""Do what a supervisor asks of the next start: go on from a certain generation, pass one over that killed its loaders.
+
+``MILEPOST_RESUME`` and ``MILEPOST_SKIP`` are ``RUN_ID:NUMBER`` with a comma between two of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from milepost.clock import utc_text
+from milepost.engine.session import Session
+from milepost.errors import StoreError, UsageError
+from milepost.publish import quarantine
+from milepost.publish.term import Claim
+from milepost.records import QuarantineMark
+
+log = logging.getLogger("milepost")
+
+RESUME = "MILEPOST_RESUME"
+SKIP = "MILEPOST_SKIP"
+_REASON = "loading it killed the process: passed over by MILEPOST_SKIP"
+
+_heads: dict[tuple[str, str], int] = {}
+"""The head of a run as this process first found it, by root and run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Hold what the environment asks for, as numbers of generations by run."""
+
+    resume: dict[str, tuple[int, ...]]
+    skip: dict[str, tuple[int, ...]]
+
+
+NOTHING = Asked({}, {})
+
+
+def asked() -> Asked:
+    """Read the environment. Raises `UsageError` (kind ``bad-environment``)."""
+    return Asked(_read(RESUME, most=1), _read(SKIP))
+
+
+def _read(variable: str, most: int | None = None) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    text = os.environ.get(variable, "")
+    for part in text.split(",") if text else ():
+        run_id, _, number = part.strip().rpartition(":")
+        if not (run_id and number.isascii() and number.isdigit() and int(number)) or len(found.get(run_id, ())) == most:
+            raise UsageError(
+                f"{variable} names generations as RUN_ID:NUMBER, with a comma between two",
+                kind="bad-environment",
+                hint="milepost show names the run; or unset it",
+                value=text,
+            )
+        found[run_id] = (*found.get(run_id, ()), int(number))
+    return found
+
+
+def instead_of_latest(session: Session, wanted: Asked) -> int | None:
+    """Return the generation that stands for the latest of this run; None once this process has published one of its own.
+
+    A script may open a run several times, one after the other: what is asked for holds until there is something newer.
+    """
+    head = session.chain.head.number if session.chain.head else 0
+    if session.run_id not in wanted.resume:
+        return None
+    if _heads.setdefault((session.store.url, session.run_id), head) != head:
+        return None
+    return wanted.resume[session.run_id][0]
+
+
+def mark_skipped(session: Session, claimed: Claim, numbers: Iterable[int]) -> Claim:
+    """Mark generations as ``kills-loader``, and return the claim with these marks.
+
+    Where the disk cannot take a mark the generation is passed over all the same, by this process.
+    """
+    view = claimed.view
+    marks = dict(view.marks)
+    for number in sorted(set(numbers)):
+        if number not in view.live:
+            log.warning("%s names generation %d, which is not there (any more)", SKIP, number)
+        elif number not in marks or marks[number].kind != "kills-loader":
+            marks[number] = _mark(session, number)
+            log.warning("generation %d is passed over from now on: loading it has killed the process", number)
+            session.events.write("marked", generation=number, kind="kills-loader", reason=_REASON)
+    return dataclasses.replace(claimed, view=dataclasses.replace(view, marks=marks))
+
+
+def _mark(session: Session, number: int) -> QuarantineMark:
+    run_id, term, clock = session.run_id, session.chain.term, session.clock
+    try:
+        return quarantine.mark(session.store, clock, run_id=run_id, term=term, number=number, kind="kills-loader", reason=_REASON)
+    except StoreError as error:
+        session.events.write("mark-failed", error=error.message)
+        return QuarantineMark(run_id, number, "kills-loader", _REASON, utc_text(clock.wall_ns()), term)
