@@ -20,7 +20,7 @@ from tests.siege import plans
 from tests.siege.judge import End, Root, check_end, check_steps, read_notes, wait_for_the_end_of
 from tests.siege.nursery import Nursery
 from tests.siege.plans import CHOSEN, Plan, Plans
-from tests.siege.strikes import PHASES, TO_THE_END, Slots
+from tests.siege.strikes import PHASES, Slots
 from tests.siege.training import alone
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -159,19 +159,13 @@ class Campaign:
 
 
 def lines_of(place: Path, settings: dict[str, Any], nursery: Nursery) -> dict[str, int]:
-    """Count the lines that run in each phase, by starts in which nothing is struck."""
-    counted = {}
-    for phase in CHOSEN:
-        where = place / phase
-        where.mkdir(parents=True)
-        told = [("training", 2, 0, int(signal.SIGUSR1))] if phase == "stopping" else []
-        order = {"place": str(where), "name": "0", "until": 3, "strikes": [*told, (phase, 1, TO_THE_END, 0)], **settings}
-        nursery.start(order)
-        code = os.waitstatus_to_exitcode(nursery.changed())
-        assert code == 0 or told, (nursery.place / "output").read_text()
-        for note in read_notes(where / "notes"):
-            if note.word == "struck" and note.rest[0] == 0:
-                counted[phase] = note.rest[2]
+    """Count the lines that run in each phase, where nothing is struck but at the end, so that it leaves."""
+    place.mkdir()
+    last = [("training", 4, 0, int(signal.SIGUSR1))] if settings.get("stop") else []
+    nursery.start({"place": str(place), "name": "0", "until": 4, "strikes": last, "counting": True, **settings})
+    code = os.waitstatus_to_exitcode(nursery.changed())
+    assert code in (0, 75), (nursery.place / "output").read_text()
+    counted = {note.rest[0]: note.rest[1] for note in read_notes(place / "notes") if note.word == "lines"}
     shutil.rmtree(place)
     return counted
 
@@ -198,6 +192,7 @@ def besiege(
             settings = VARIANTS[variant] | ({"stop": True} if listens else {})
             if variant not in lines:
                 lines[variant] = lines_of(place / "lines", settings, one)
+                tell(f"{variant}: {lines[variant]}")
             campaign = Campaign(place / str(number), settings, (one, two), hashes)
             try:
                 for _ in range(STARTS_PER_ROOT):

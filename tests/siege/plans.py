@@ -22,6 +22,7 @@ DOUBLE = (
     (signal.SIGINT, signal.SIGKILL),
     (signal.SIGSTOP, signal.SIGTERM),
 )
+TWICE = tuple(pair for pair in DOUBLE if signal.SIGSTOP not in pair)
 AFTER = ("stopping", "staging", "waiting", "writing", "publishing", "retiring", "closing", "exit", "late")
 """Where a second signal finds one that leaves."""
 ALONE, REFUSED, WAITS, TAKES_OVER = "alone", "refused", "waits", "takes over"
@@ -55,7 +56,12 @@ class Plans:
         """Draw one. ``lines`` says how many lines run in each phase that there is."""
         chance = self.chance
         signals = (chance.choice(SINGLE),) if chance.random() < 0.75 else chance.choice(DOUBLE)
-        phases = [self._phase(lines), *(chance.choice([each for each in AFTER if each in lines]) for _ in signals[1:])]
+        first = self._phase(lines)
+        if first == "stopping":  # what leaves has heard of it before
+            first, signals = "training", chance.choice(TWICE)
+        phases = [first, *(chance.choice([each for each in AFTER if each in lines]) for _ in signals[1:])]
+        if "stopping" in lines and len(signals) > 1 and chance.random() < 0.3:
+            phases[1] = "stopping"
         strikes = tuple(
             Strike(phase, 1 if phase in ONCE or number else chance.randint(1, 4), chance.randint(0, lines[phase]), int(signals[number]))
             for number, phase in enumerate(phases)

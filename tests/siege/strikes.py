@@ -23,6 +23,7 @@ FUNCTIONS = {
     "safe point": ("milepost.engine.checkpoint_engine:CheckpointEngine.save_if_due", "milepost.engine.checkpoint_engine:CheckpointEngine.save"),
     "staging": ("milepost.engine.saving:capture",),
     "waiting": ("milepost.engine.checkpoint_engine:CheckpointEngine.wait",),
+    "stopping": ("milepost.engine.safe_points:SafePoints._leave",),
     "writing": ("milepost.engine.writer:place",),
     "publishing": ("milepost.engine.writer:_commit",),
     "retiring": ("milepost.engine.saving:clear_up", "milepost.engine.writer_process:clear_up"),
@@ -30,14 +31,13 @@ FUNCTIONS = {
 }  # fmt: skip
 """Which functions make up a phase, where they are looked up. The trainer itself says when it is in the others."""
 PHASES = ("start", "training", *FUNCTIONS, "ended", "exit", "late")
-TO_THE_END = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
     """Strike with ``signal`` before line ``line`` of what runs from the ``entry``-th time on that ``phase`` begins, from 1.
 
-    Where fewer lines run it strikes at their end. ``signal`` 0 only counts.
+    Where fewer lines run it strikes at their end.
     """
 
     phase: str
@@ -69,7 +69,11 @@ class Slots:
 class Watch:
     """Know in which phase this process is, and strike ``target`` when it is time. The second strike counts from the first."""
 
-    def __init__(self, strikes: list[Strike], slots: Slots, note: Callable[..., object], target: int) -> None:
+    def __init__(
+        self, strikes: list[Strike], slots: Slots, note: Callable[..., object], target: int, *, counting: bool = False
+    ) -> None:
+        self.counting = counting
+        """Note how many lines run in each phase, when it is there first."""
         self.strikes = strikes
         self.slots = slots
         self.note = note
@@ -111,29 +115,33 @@ class Watch:
 class During:
     """Be in one phase; count its lines where a strike is due in it."""
 
-    __slots__ = ("before", "chosen", "line", "phase", "slot", "watch")
+    __slots__ = ("before", "chosen", "counts", "line", "outer", "phase", "slot", "watch")
 
     def __init__(self, watch: Watch, phase: str) -> None:
         self.watch, self.phase = watch, phase
         self.line = 0
         self.chosen: Strike | None = None
+        self.counts = False
 
     def __enter__(self) -> None:
         watch = self.watch
         self.slot = 0 if threading.get_ident() == watch.main else 1
         self.before = watch.slots.put(self.slot, self.phase)
         watch.entries[self.phase] += 1
+        self.counts = watch.counting and watch.entries[self.phase] == 1
         due = watch.strikes[0] if watch.strikes else None
         if due is not None and due.phase == self.phase and due.entry <= watch.entries[self.phase]:
             self.chosen = due
+        if self.counts or self.chosen is not None:
+            self.outer = sys.gettrace()
             sys.settrace(self.trace)
 
     def trace(self, frame: Any, event: str, _: object) -> Any:
         if frame.f_code.co_filename == __file__:
             return None
-        if event == "line" and self.chosen is not None:
+        if event == "line":
             self.line += 1
-            if self.line > self.chosen.line:
+            if self.chosen is not None and self.line > self.chosen.line:
                 sys.settrace(None)
                 chosen, self.chosen = self.chosen, None
                 self.watch.strike(chosen, self.line)
@@ -141,8 +149,11 @@ class During:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         chosen, self.chosen = self.chosen, None
+        if self.counts or chosen is not None:
+            sys.settrace(self.outer)
+        if self.counts:
+            self.watch.note("lines", self.phase, self.line)
         if chosen is not None:
-            sys.settrace(None)
             self.watch.strike(chosen, self.line)
         self.watch.slots.put(self.slot, self.before)
 

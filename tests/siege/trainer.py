@@ -47,7 +47,8 @@ def prepare(order: dict[str, Any], target: int) -> tuple[Watch, Notes]:
     place = Path(order["place"])
     note = Notes(place / "notes", order["name"])
     strikes = [Strike(*strike) for strike in order["strikes"]]
-    watch = Watch(strikes, Slots(place / f"slots-{order['name']}"), note, target)
+    slots = Slots(place / f"slots-{order['name']}")
+    watch = Watch(strikes, slots, note, target, counting=order.get("counting", False))
     watch.watch_all()
     return watch, note
 
@@ -125,8 +126,10 @@ class Run:
         self.engines = {name: self.engine(name, state) for name, state in states.items()}
 
     def engine(self, name: str, state: dict[str, Any]) -> CheckpointEngine:
-        known = ("writer", "grace", "lease_wait", "take_over", "stop")
+        known = ("writer", "grace", "lease_wait", "take_over")
         settings = {key: self.order[key] for key in known if key in self.order}
+        if self.order.get("stop"):
+            settings["stop"] = milepost.Stop(grace=30.0)
         keep = Keep(last=3 if "roots" in self.order else 2)
         return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=1), keep=keep, **settings)
 
