@@ -99,13 +99,14 @@ def next_order() -> dict[str, Any] | None:
         order: dict[str, Any] = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            # By the child itself: a signal that strikes before Python has come back from its fork is forgotten by Python.
+            os.write(answers, os.getpid().to_bytes(4, "little"))
             os.close(answers)
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, 0)
             os.close(nothing)
             os.environ.update(order.get("environment", {}))
             return order
-        os.write(answers, pid.to_bytes(4, "little"))
         while True:
             _, status = os.waitpid(pid, os.WUNTRACED)
             os.write(answers, status.to_bytes(4, "little"))
