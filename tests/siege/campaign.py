@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +24,26 @@ from tests.siege.plans import CHOSEN, Plan, Plans
 from tests.siege.strikes import PHASES, Slots
 from tests.siege.training import alone
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "thread": {"writer": "thread"},
-    "inline": {"writer": "inline"},
-    "thread, kept staged": {"writer": "thread", "grace": 1e-9},
-    "process": {"writer": "process"},
-    "two engines": {"writer": "thread", "roots": ["actor", "critic"]},
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Be one kind of run: who trains, and with which settings."""
+
+    settings: dict[str, Any]
+    trainer: str = "tests.siege.trainer"
+    elastic: bool = True
+    """It is told with each start how far to train; else there is one end to it."""
+
+
+KINDS = {
+    "thread": Kind({"writer": "thread"}),
+    "inline": Kind({"writer": "inline"}),
+    "thread, kept staged": Kind({"writer": "thread", "grace": 1e-9}),
+    "process": Kind({"writer": "process"}),
+    "two engines": Kind({"writer": "thread", "roots": ["actor", "critic"]}),
+}
+SB3 = {
+    "ppo": Kind({"scenario": "ppo"}, "tests.siege.sb3_trainer", elastic=False),
+    "dqn": Kind({"scenario": "dqn"}, "tests.siege.sb3_trainer", elastic=False),
 }
 STARTS_PER_ROOT = 10
 """Every claim leaves a term for good, and reading them costs time."""
@@ -70,21 +85,23 @@ class Toll:
 
 
 class Campaign:
-    """Lay siege to one run. ``settings`` go into every order; ``hashes`` say what an undisturbed run has after each step."""
+    """Lay siege to one run. ``hashes`` say what an undisturbed run has after each step."""
 
-    def __init__(self, place: Path, settings: dict[str, Any], nurseries: tuple[Nursery, Nursery], hashes: Sequence[str]) -> None:
+    def __init__(self, place: Path, kind: Kind, nurseries: tuple[Nursery, Nursery], hashes: Mapping[int, str]) -> None:
         place.mkdir(parents=True)
-        self.place, self.settings, self.hashes = place, settings, hashes
+        self.place, self.kind, self.hashes = place, kind, hashes
         self.nursery, self.other = nurseries
-        self.roots = {name: Root(place / name) for name in settings.get("roots", ["run"])}
+        self.roots = {name: Root(place / name) for name in kind.settings.get("roots", ["run"])}
         self.starts = 0
+        self.has_ended = False
+        """It came to the one end that there is to it."""
 
     @property
     def step(self) -> int:
         return min(root.head()[1] for root in self.roots.values())
 
     def order(self, name: str, until: int, **more: Any) -> dict[str, Any]:
-        return {"place": str(self.place), "name": name, "until": until, "strikes": [], **self.settings, **more}
+        return {"place": str(self.place), "name": name, "until": until, "strikes": [], **self.kind.settings, **more}
 
     def strike(self, plan: Plan, steps: int) -> list[End]:
         """Start the run for some steps, strike it as planned, and judge what is left."""
@@ -129,11 +146,12 @@ class Campaign:
             self.send(strike.signal)
 
     def judge(self) -> list[End]:
-        if self.settings.get("writer") == "process":
+        if self.kind.settings.get("writer") == "process":
             wait_for_the_end_of(str(self.place))
         notes = read_notes(self.place / "notes")
-        listens = bool(self.settings.get("stop"))
-        ends = [End(name, code, [note for note in notes if note.name == name], listens, len(self.codes) == 1) for name, code in self.codes.items()]
+        alone = len(self.codes) == 1
+        ends = [End(name, code, [note for note in notes if note.name == name], alone) for name, code in self.codes.items()]
+        self.has_ended = not self.kind.elastic and any(end.all_of("end") for end in ends)
         for end in ends:
             check_end(end)
         for name, root in self.roots.items():
@@ -146,63 +164,69 @@ class Campaign:
         check_steps(notes, self.hashes)
         return ends
 
-    def finish(self, steps: int) -> None:
+    def finish(self) -> None:
         """Let the run come to an end that nobody disturbs."""
         self.starts += 1
-        until = self.step + steps
-        order = self.order(f"{self.starts} end", until)
+        order = self.order(f"{self.starts} end", self.step + 3)
         self.nursery.start(order)
         self.codes = {order["name"]: os.waitstatus_to_exitcode(self.nursery.changed())}
         (end,) = self.judge()
         assert end.code == 0
-        assert end.all_of("end")[0].rest == (until, self.hashes[until])
+        step, bits = end.all_of("end")[0].rest
+        assert bits == self.hashes[step], f"the end at step {step} has other bits"
+        assert step == order["until"] or not self.kind.elastic
 
 
-def lines_of(place: Path, settings: dict[str, Any], nursery: Nursery) -> dict[str, int]:
+def lines_of(place: Path, kind: Kind, nursery: Nursery) -> dict[str, int]:
     """Count the lines that run in each phase, where nothing is struck but at the end, so that it leaves."""
     place.mkdir()
-    last = [("training", 4, 0, int(signal.SIGUSR1))] if settings.get("stop") else []
-    nursery.start({"place": str(place), "name": "0", "until": 4, "strikes": last, "counting": True, **settings})
-    code = os.waitstatus_to_exitcode(nursery.changed())
-    assert code in (0, 75), (nursery.place / "output").read_text()
+    last = ("training", 4, 0, int(signal.SIGUSR1))
+    nursery.start({"place": str(place), "name": "0", "until": 4, "strikes": [last], "counting": True, **kind.settings})
+    assert os.waitstatus_to_exitcode(nursery.changed()) == 75, (nursery.place / "output").read_text()
     counted = {note.rest[0]: note.rest[1] for note in read_notes(place / "notes") if note.word == "lines"}
     shutil.rmtree(place)
     return counted
 
 
+def alone_at(place: Path, kind: Kind, nursery: Nursery) -> Mapping[int, str]:
+    """Return the bits of a run that nobody disturbs and that is not saved either, at each step at which it may end."""
+    if kind.elastic:
+        return dict(enumerate(alone(MOST_STEPS)))
+    place.mkdir()
+    nursery.start({"place": str(place), "name": "0", "until": 0, "strikes": [], "alone": True, **kind.settings})
+    assert nursery.changed() == 0, (nursery.place / "output").read_text()
+    found: dict[int, str] = {note.rest[0]: note.rest[1] for note in read_notes(place / "notes") if note.word == "end"}
+    shutil.rmtree(place)
+    return found
+
+
 def besiege(
-    place: Path,
-    count: int,
-    seed: int,
-    *,
-    listens: bool = True,
-    variants: Sequence[str] = tuple(VARIANTS),
-    tell: Callable[[str], object] = lambda _: None,
+    place: Path, count: int, seed: int, kinds: Mapping[str, Kind] = KINDS, *, tell: Callable[[str], object] = lambda _: None
 ) -> Toll:
     """Strike ``count`` times, runs of every kind in turn; return what was struck and what was lost."""
     place.mkdir(exist_ok=True)
-    chance, toll, hashes = random.Random(seed), Toll(), alone(MOST_STEPS)
+    chance, toll = random.Random(seed), Toll()
     drawn = Plans(chance)
-    lines: dict[str, dict[str, int]] = {}
-    with Nursery(place) as one, Nursery(place) as two:
-        for number in range(count):
-            if toll.strikes >= count or toll.lost:
-                break
-            variant = variants[number % len(variants)]
-            settings = VARIANTS[variant] | ({"stop": True} if listens else {})
-            if variant not in lines:
-                lines[variant] = lines_of(place / "lines", settings, one)
-                tell(f"{variant}: {lines[variant]}")
-            campaign = Campaign(place / str(number), settings, (one, two), hashes)
+    known: dict[str, tuple[dict[str, int], Mapping[int, str]]] = {}
+    trainer = next(iter(kinds.values())).trainer
+    with Nursery(place, trainer) as one, Nursery(place, trainer) as two:
+        for number, (name, kind) in enumerate(itertools.cycle(kinds.items())):
+            if name not in known:
+                known[name] = lines_of(place / "lines", kind, one), alone_at(place / "alone", kind, one)
+                tell(f"{name}, lines: {known[name][0]}")
+            lines, hashes = known[name]
+            campaign = Campaign(place / str(number), kind, (one, two), hashes)
             try:
                 for _ in range(STARTS_PER_ROOT):
-                    plan = drawn.draw(lines[variant], taken_over=len(campaign.roots) == 1)
+                    plan = drawn.draw(lines, taken_over=len(campaign.roots) == 1)
                     toll.count(campaign.strike(plan, chance.randint(2, 6)))
-                    if toll.strikes >= count:
+                    if toll.strikes >= count or campaign.has_ended:
                         break
-                campaign.finish(3)
+                campaign.finish()
                 shutil.rmtree(campaign.place)
             except AssertionError as error:
-                toll.lost.append(f"seed {seed}, root {number} ({variant}), start {campaign.starts}: {error}")
-            tell(f"{variant}: {toll.strikes:,} strikes so far")
-    return toll
+                toll.lost.append(f"seed {seed}, root {number} ({name}), start {campaign.starts}: {error}")
+            tell(f"{name}: {toll.strikes:,} strikes so far")
+            if toll.strikes >= count or toll.lost:
+                return toll
+    raise AssertionError("unreachable")

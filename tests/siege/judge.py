@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ class End:
     name: str
     code: int
     notes: list[Note]
-    listens: bool
     alone: bool
     """Nobody else was started on the same run root meanwhile."""
 
@@ -74,13 +73,12 @@ def allowed_codes(end: End) -> set[int]:
     (first, main), *others = end.told
     if first == signal.SIGKILL:
         return {-first}
-    codes = set() if end.listens and end.safe_points_after else {0}
-    if end.listens:
-        codes.add(SOFT[signal.Signals(first)])
-    if not (end.listens and main in LISTENING):
+    codes = set() if end.safe_points_after else {0}
+    codes.add(SOFT[signal.Signals(first)])
+    if main not in LISTENING:
         codes.add(-first)
     for later, _ in others:
-        codes |= {-later} | ({SOFT[signal.Signals(later)]} if later in SOFT and end.listens else set())
+        codes |= {-later} | ({SOFT[signal.Signals(later)]} if later in SOFT else set())
     return codes | refused
 
 
@@ -190,7 +188,7 @@ def _environment(pid: str) -> str:
         return ""
 
 
-def check_steps(notes: list[Note], hashes: Sequence[str]) -> None:
+def check_steps(notes: list[Note], hashes: Mapping[int, str]) -> None:
     """Hold every start to the bits of the run that was left alone, and to the steps that were acknowledged before it."""
     fenced = {note.name for note in notes if note.word == "refused"}  # it may have begun before it was taken over
     newest: dict[str, int] = {}
@@ -199,6 +197,6 @@ def check_steps(notes: list[Note], hashes: Sequence[str]) -> None:
             newest[note.rest[0]] = max(newest.get(note.rest[0], 0), note.rest[2])
         if note.word in ("resumed", "end"):
             step, bits = note.rest
-            assert bits in (hashes[step], ""), f"start {note.name} {note.word} at step {step} with other bits"
+            assert bits == hashes[step], f"start {note.name} {note.word} at step {step} with other bits"
             least = min(newest.values(), default=0)
             assert step >= least or note.name in fenced, f"start {note.name} {note.word} at {step}; {least} was acknowledged"

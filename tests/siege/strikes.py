@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 FUNCTIONS = {
-    "claim": ("milepost.engine.checkpoint_engine:CheckpointEngine.__enter__",),
+    "claim": ("milepost.engine.checkpoint_engine:CheckpointEngine.claim",),
     "resume": ("milepost.engine.checkpoint_engine:CheckpointEngine.resume",),
     "safe point": ("milepost.engine.checkpoint_engine:CheckpointEngine.save_if_due", "milepost.engine.checkpoint_engine:CheckpointEngine.save"),
     "staging": ("milepost.engine.saving:capture",),
@@ -94,6 +94,8 @@ class Watch:
 
     def watched(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if phase == "claim" and args[0]._open is not None:
+                return function(*args, **kwargs)  # it is claimed already, and every verb asks
             with During(self, phase):
                 return function(*args, **kwargs)
 

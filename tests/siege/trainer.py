@@ -11,14 +11,16 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import milepost
-from milepost import CheckpointEngine, Keep, every
+from milepost import CheckpointEngine, Keep, Stop, every
 from milepost.clock import SystemClock
 from milepost.engine import provenance, writer_child
+from milepost.engine.stopping import listener
 from milepost.publish.view import read
 from milepost.store.local import LocalStore
 from tests.siege.strikes import Late, Slots, Strike, Watch
@@ -55,11 +57,23 @@ def prepare(order: dict[str, Any], target: int) -> tuple[Watch, Notes]:
 
 def main(order: dict[str, Any]) -> None:
     """Train. Ends as a script would: by the exceptions that milepost or Python raises."""
+    live(order, lambda watch, note: Run(order, watch, note).train)
+
+
+def of_this_attempt(order: dict[str, Any]) -> dict[str, Any]:
+    """Return what this start of a command is to do, whose starts are struck one after the other."""
+    attempt = int(os.environ["MILEPOST_ATTEMPT"])
+    strikes = order["attempts"][attempt - 1 : attempt]
+    return order | {"name": f"{order['name']}.{attempt}", "strikes": strikes[0] if strikes else []}
+
+
+def live(order: dict[str, Any], begun: Callable[[Watch, Notes], Callable[[], object]]) -> None:
+    """Have a trainer made and train, watched from its first line until the interpreter is taken apart."""
     stacks = (Path(order["place"]) / "stacks").open("a")
     faulthandler.register(signal.SIGQUIT, file=stacks, all_threads=True)
     provenance.git_commit = lambda: ""  # type: ignore[assignment]
     watch, note = prepare(order, os.getpid())
-    if order["writer"] == "process":
+    if order.get("writer") == "process":
         os.environ[ORDER] = json.dumps(order)
         writer_child.START = START  # type: ignore[misc]
         writer_child._NEEDED = (*writer_child._NEEDED, "tests")  # type: ignore[assignment]
@@ -69,8 +83,8 @@ def main(order: dict[str, Any]) -> None:
     note("pid", os.getpid())
     try:
         with watch.during("start"):
-            run = Run(order, watch, note)
-        run.train()
+            train = begun(watch, note)
+        train()
     except milepost.ConflictError as error:
         note("refused", str(error)[:200])
         sys.exit(REFUSED)
@@ -92,6 +106,7 @@ def warm_up(scratch: str) -> None:
         engine.resume()
         engine.save(1)
         engine.resume()
+    listener()
 
 
 def at_exit(watch: Watch) -> None:
@@ -128,10 +143,8 @@ class Run:
     def engine(self, name: str, state: dict[str, Any]) -> CheckpointEngine:
         known = ("writer", "grace", "lease_wait", "take_over")
         settings = {key: self.order[key] for key in known if key in self.order}
-        if self.order.get("stop"):
-            settings["stop"] = milepost.Stop(grace=30.0)
         keep = Keep(last=3 if "roots" in self.order else 2)
-        return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=1), keep=keep, **settings)
+        return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=1), keep=keep, stop=Stop(grace="10m"), **settings)
 
     def train(self) -> None:
         with ExitStack() as held:
@@ -183,4 +196,5 @@ class Run:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    main(of_this_attempt(given) if "attempts" in given else given)
