@@ -69,7 +69,7 @@ class Toll:
             self.ends[end.code] += 1
             for number, *where in end.struck:
                 self.strikes += 1
-                self.hits.update((signal.Signals(number).name, phase) for phase in {*where} - {"-"})
+                self.hits.update((signal.Signals(number).name, phase) for phase in {*where} & {*PHASES})
 
     def missed(self, phases: Iterable[str] = CHOSEN) -> list[str]:
         """Return the phases in which nothing was ever struck."""

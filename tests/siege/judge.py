@@ -45,14 +45,14 @@ class End:
         return [note for note in self.notes if note.word == word]
 
     @property
-    def struck(self) -> list[tuple[int, str, str]]:
-        """Return each signal, with the phases of the thread that trains and of the one beside it."""
-        return [(note.rest[0], note.rest[3], note.rest[4]) for note in self.all_of("struck") if note.rest[0]]
+    def struck(self) -> list[tuple[int, str, str, str]]:
+        """Return each signal, with the phases of the thread that trains and of the one beside it, and the one that was chosen."""
+        return [(note.rest[0], note.rest[3], note.rest[4], note.rest[1]) for note in self.all_of("struck") if note.rest[0]]
 
     @property
     def told(self) -> list[tuple[int, str]]:
         """Return each signal that is to end it, with the phase of the thread that trains."""
-        return [(number, main) for number, main, _ in self.struck if number not in (signal.SIGSTOP, signal.SIGCONT)]
+        return [(number, main) for number, main, *_ in self.struck if number not in (signal.SIGSTOP, signal.SIGCONT)]
 
     @property
     def safe_points_after(self) -> int:
