@@ -26,6 +26,7 @@ ATTEMPTS = 3
 """How many starts of a command are struck, one after the other."""
 OUTSIDE = (None, None, None, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL)
 """What strikes `milepost run` itself. None: nothing, and it has to bring the run to its end."""
+ENDS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
 _LIVES_S = 2.0
 RUN = (sys.executable, "-c", "import sys; from milepost.cli.main import main; sys.exit(main())", "run")
 SETTINGS = ("--backoff", "0.01s..0.02s", "--max-failures", "-1", "--max-infrastructure", "-1", "--grace", "10m")
@@ -59,17 +60,17 @@ class Supervised:
         code = self.end_of(process)
         wait_for_the_end_of(f"{MARK}={self.place}")
         notes = read_notes(self.place / "notes")
-        allowed = {None: {0}, signal.SIGINT: {0, 130, -2}, signal.SIGKILL: {-9}}.get(blow, {0, 75, -(blow or 0)})  # type: ignore[call-overload]
+        allowed = {0} if blow is None else {-9} if blow == signal.SIGKILL else {0, ENDS[blow], -blow}
+        if any(number == signal.SIGINT for strikes in attempts for *_, number in strikes):
+            allowed |= {ENDS[signal.SIGINT]}  # somebody has pressed Ctrl-C, and does not want it started again
         assert code in allowed, f"milepost run ended with {code} instead of {allowed}:\n{self.told()}"
         for name, root in self.roots.items():
             root.look()
             root.check_acknowledged([note.rest[1:3] for note in notes if note.word == "acknowledged" and note.rest[0] == name])
         check_steps(notes, self.hashes)
-        if code == 0:
-            assert [*notes[-1].rest] == [until, self.hashes[until]] or any(
-                note.word == "end" and note.rest[0] == until and note.name.startswith(f"{self.starts}.") for note in notes
-            ), "it says that it is done, and is not"
         names = dict.fromkeys(note.name for note in notes if note.name.startswith(f"{self.starts}."))
+        ended = [note.rest for note in notes if note.word == "end" and note.name in names]
+        assert code != 0 or ended[-1:] == [(until, self.hashes[until])], f"it says that it is done, and is not:\n{self.told()}"
         return [End(name, code, [note for note in notes if note.name == name], True) for name in names]
 
     def end_of(self, process: subprocess.Popen[bytes]) -> int:
