@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ log = logging.getLogger("milepost")
 
 RESUME = "MILEPOST_RESUME"
 SKIP = "MILEPOST_SKIP"
+_PAIR = re.compile(r"(\w+):0*([1-9]\d{0,17})", re.ASCII)
 _REASON = "loading it killed the process: passed over by MILEPOST_SKIP"
 
 _heads: dict[tuple[str, str], int] = {}
@@ -48,15 +50,15 @@ def _read(variable: str, most: int | None = None) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     text = os.environ.get(variable, "")
     for part in text.split(",") if text else ():
-        run_id, _, number = part.strip().rpartition(":")
-        if not (run_id and number.isascii() and number.isdigit() and int(number)) or len(found.get(run_id, ())) == most:
+        pair = _PAIR.fullmatch(part.strip())
+        if pair is None or len(found.get(pair[1], ())) == most:
             raise UsageError(
                 f"{variable} names generations as RUN_ID:NUMBER, with a comma between two",
                 kind="bad-environment",
                 hint="milepost show names the run; or unset it",
                 value=text,
             )
-        found[run_id] = (*found.get(run_id, ()), int(number))
+        found[pair[1]] = (*found.get(pair[1], ()), int(pair[2]))
     return found
 
 

@@ -126,6 +126,7 @@ class Beat:
     def load(self, number: int) -> None:
         """Beat as a generation is about to be loaded, or with 0 once that is over."""
         self.loading = number
+        self.phase = "resuming"
         self.beat()
 
     def publish(self, number: int) -> None:

@@ -158,13 +158,17 @@ class Stops:
     def begin_early(self) -> str:
         """Note that a save begins which is the early one of every notice there is; return why."""
         waiting = {path for path, each in list(self._requests.items()) if each.early} - set(self._saved_early())
-        self._early.update(dict.fromkeys(waiting, self._errors.failures))
+        self._early.update(dict.fromkeys(waiting, self._failures))
         return "ahead of the end: " + ", ".join(sorted(waiting))
 
     def _saved_early(self) -> list[str]:
         """Return the paths for which there is an early save, or one in flight. One that failed is none."""
-        failed = self._errors.failures + (self._saving.background.failure is not None)
-        return [path for path, before in list(self._early.items()) if failed == before]
+        return [path for path, before in list(self._early.items()) if self._failures == before]
+
+    @property
+    def _failures(self) -> int:
+        """Return how many saves have failed, the one included of which nobody has heard yet."""
+        return self._errors.failures + (self._saving.background.failure is not None)
 
     def _tell(self, requests: list[StopBy], now_ns: int) -> None:
         for each in requests:
