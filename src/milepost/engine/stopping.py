@@ -180,8 +180,20 @@ class Stops:
 
     def ended(self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str]) -> Stopped | None:
         """Note that the last save is durable, and return what to raise; None while another engine of this thread has to save."""
+        facts = self.note_the_end(session, request, now, left_out)
+        if not self.has_left and self._others_are_due():
+            self.has_left = True
+            return None
+        _leave_record(facts)
+        summary: Summary | None = session.chain.head
+        return Stopped(request.exit_code, request.path, summary)
+
+    def note_the_end(
+        self, session: Session, request: StopBy, now: Reading, left_out: frozenset[str], *, record: bool = False
+    ) -> dict[str, object]:
+        """Write down that this engine has left, and as of which step; with ``record``, where a supervisor looks, too."""
         head = session.chain.head
-        facts = {
+        facts: dict[str, object] = {
             "path": request.path,
             "exit_code": request.exit_code,
             "generation": head.number if head else 0,
@@ -190,13 +202,9 @@ class Stops:
         }
         session.events.write("stopped", **facts, left_out=sorted(left_out))
         log.info("stopped by %s: generation %s of step %d is durable", request.path, facts["generation"], now.step)
-        if not self.has_left and self._others_are_due():
-            self.has_left = True
-            return None
-        if (folder := supervised.folder()) is not None:
-            supervised.leave_record(folder, f"stopped-{os.getpid()}", facts)
-        summary: Summary | None = head
-        return Stopped(request.exit_code, request.path, summary)
+        if record:
+            _leave_record(facts)
+        return facts
 
     def _others_are_due(self) -> bool:
         """Return whether another engine that this thread uses is to end as well, and has not made its last save.
@@ -212,3 +220,8 @@ class Stops:
         if self._listening is not None:
             self._listening.poll()
         return not self.has_left and any(each.at_once for each in list(self._requests.values()))
+
+
+def _leave_record(facts: dict[str, object]) -> None:
+    if (folder := supervised.folder()) is not None:
+        supervised.leave_record(folder, f"stopped-{os.getpid()}", facts)

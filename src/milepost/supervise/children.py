@@ -26,7 +26,7 @@ class Ignored:
 
 
 def spare(signums: Iterable[int]) -> None:
-    """Have the worker processes that `multiprocessing` makes from now on ignore these signals, but for SIGTERM, by which it ends them.
+    """Have the worker processes that `multiprocessing` makes from now on ignore these signals, but for SIGTERM: that ends them.
 
     What each of them is configured with is a copy of what this process is configured with.
     """

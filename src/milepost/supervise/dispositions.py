@@ -41,6 +41,7 @@ class Dispositions:
         self._closed = False
         self.pokes, self._poker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """What becomes readable when a signal has come."""
+        self._open, self._is_read = [self.pokes], True
 
     def take(self, names: Iterable[str]) -> None:
         """Handle these signals, where that can be and may be; what stays as it was is told. Only in the main thread."""
@@ -152,7 +153,17 @@ class Dispositions:
                 if not stays and ours == signal.SIG_IGN:
                     _silenced[signum] = before
         self._close()
-        os.close(self.pokes)
+        self.read_no_more()
+
+    def read_no_more(self) -> None:
+        """Say that nobody waits for `pokes` any more."""
+        self._is_read = False
+        if self._poker == -1:
+            self._close_pokes()
+
+    def _close_pokes(self) -> None:
+        if self._open:
+            os.close(self._open.pop())
 
     def _close(self) -> None:
         if self._poker == -1:
@@ -162,6 +173,8 @@ class Dispositions:
             signal.set_wakeup_fd(others)
         poker, self._poker = self._poker, -1
         os.close(poker)  # whoever waits for `pokes` sees its end
+        if not self._is_read:
+            self._close_pokes()
 
 
 def end_at_once(signum: int) -> None:

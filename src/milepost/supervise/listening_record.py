@@ -34,7 +34,7 @@ class ListeningRecord:
 
 
 class StackDump:
-    """Have the stacks of all threads written to a file of ``folder`` at a signal, by C code: a process that hangs does it, too."""
+    """Have the stacks of all threads written to a file of ``folder`` at a signal, by C code: one that hangs does it, too."""
 
     def __init__(self, folder: str) -> None:
         self.signal, self.path = 0, os.path.join(folder, f"stacks-{os.getpid()}.txt")

@@ -241,7 +241,7 @@ def _told_in(event: Mapping[str, Any]) -> Notice | None:
 
 
 _A_DATE, _IN_MILLISECONDS = 1e8, 1e11
-"""Less is a length of time in seconds; more a time since 1970, in seconds, or in milliseconds where it were the year 5138 else."""
+"""Less is a length of time in seconds; more a time since 1970, in seconds, or in milliseconds: else it were the year 5138."""
 
 
 def _read_time(value: object) -> Notice | None:

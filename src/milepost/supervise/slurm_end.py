@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-
 TIMEOUT_S = 20.0
 _LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)$|(?:(\d+)-)(\d+)(?::(\d+))?$", re.ASCII)
 
