@@ -28,6 +28,7 @@ _HOMES = {
     "sign": "change",
     "doctor": "doctor",
     "selftest": "selftest",
+    "run": "run",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 
@@ -40,6 +41,7 @@ class Milepost(click.Group):
         if args is None:
             # A list of thousands of generations is no garbage, and is not to be walked in search of it every 700 objects.
             gc.set_threshold(100_000)
+        extra.setdefault("obj", {"is_a_program": args is None})
         extra["standalone_mode"] = False  # click raises instead of printing and exiting in its own way
         code = failure.run(
             lambda: super(Milepost, self).main(given, *rest, **extra),

@@ -1,0 +1,183 @@
+"""Keep a training command running: ``run`` starts it, passes signals on, says why it ended, and starts it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import click
+
+from milepost.cli import document
+from milepost.clock import SystemClock
+from milepost.errors import UsageError
+from milepost.lifecycle.amounts import seconds_of
+from milepost.supervise.beating import Pulse
+from milepost.supervise.hearing import Hearing
+from milepost.supervise.journal import Journal
+from milepost.supervise.policy import Limits
+from milepost.supervise.printing import Console
+from milepost.supervise.running import Bench, Outcome, Report, Request
+from milepost.supervise.running import run as keep_running
+
+_GRACE_S = 30.0
+_FOREVER = "-1: without limit."
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--max-failures", type=click.IntRange(-1), default=3, show_default=True, help="Start again so often after its own faults."
+)
+@click.option(
+    "--max-infrastructure",
+    type=click.IntRange(-1),
+    default=10,
+    show_default=True,
+    help="So often after faults of the machine, its disks, its network, and hangs.",
+)
+@click.option(
+    "--max-preemptions", type=click.IntRange(-1), default=-1, show_default=True, help=f"So often after preemptions. {_FOREVER}"
+)
+@click.option(
+    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait before a start, growing from .. to."
+)
+@click.option("--grace", metavar="TIME", default="auto", help="What SIGTERM leaves. Else MILEPOST_GRACE, else 30s.")
+@click.option(
+    "--hang-after", metavar="TIME", default="auto", help="No safe point for so long is a hang; or off. [default: by its own]"
+)
+@click.option("--notice", metavar="WHERE", help="Where preemption is announced: a path, a URL, ec2, gcp, azure.")
+@click.option("--limit", metavar="TIME", help="Have it save and leave after so long.")
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document.")
+@click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
+def run(
+    command: tuple[str, ...],
+    max_failures: int,
+    max_infrastructure: int,
+    max_preemptions: int,
+    backoff: str,
+    grace: str,
+    hang_after: str,
+    notice: str | None,
+    limit: str | None,
+    log: Path | None,
+    as_json: bool,
+) -> int:
+    """Keep a training command running: milepost run -- python train.py
+
+    Starts COMMAND, passes SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 on to it, and starts it again when it fails or is killed, until
+    it ends with 0. Each start goes on from its newest checkpoint. Failures that starting again cannot heal end it.
+
+    Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it has saved and is to be started
+    again, with 130 after a Ctrl-C.
+    """
+    _check_the_system()
+    _open_what_is_closed()
+    request = Request(
+        command,
+        dict(os.environ),
+        Limits(max_failures, max_infrastructure, max_preemptions, _backoff(backoff)),
+        _grace(grace),
+        _pulse(hang_after),
+        notice,
+        None if limit is None else seconds_of(limit),
+    )
+    clock, console = SystemClock(), Console()
+    journal = Journal(console, clock, log, as_json=as_json)
+    with Hearing(for_good=bool((click.get_current_context().obj or {}).get("is_a_program"))) as ear:
+        try:
+            outcome = keep_running(request, Bench(clock, ear, console, journal, _folder()))
+        finally:
+            journal.close()
+    if as_json:
+        with suppress(OSError):  # nobody reads it: what the command ended with is said by the exit code all the same
+            click.echo(document.encode("run", "", _document(outcome, command)))
+    return outcome.exit_code
+
+
+def _check_the_system() -> None:
+    if not (hasattr(os, "pidfd_open") and os.path.isdir("/proc/self")):
+        raise UsageError(
+            "a command cannot be supervised here: it needs process descriptors and /proc (Linux 5.3 or newer)",
+            kind="no-supervision",
+            hint="start it by itself; with stop=True its engine listens for signals, and a further start goes on",
+        )
+
+
+def _open_what_is_closed() -> None:
+    """Open nothing in the place of a standard stream that is closed: the next file opened would be taken for it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != descriptor:
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+
+
+def _folder() -> Path:
+    """Return a new directory: within that of an outer run, so that it knows whose processes these are."""
+    outer = os.environ.get("MILEPOST_SUPERVISED")
+    return Path(tempfile.mkdtemp(prefix="milepost-run-", dir=outer if outer and os.path.isdir(outer) else None))
+
+
+def _backoff(text: str) -> tuple[float, float]:
+    first, dots, longest = text.partition("..")
+    waits = seconds_of(first), seconds_of(longest if dots else first)
+    if waits[0] > waits[1]:
+        raise UsageError(
+            "the longest wait is not shorter than the first", kind="bad-setting", hint="--backoff 5s..5m", backoff=text
+        )
+    return waits
+
+
+def _grace(text: str) -> float:
+    seconds = seconds_of(os.environ.get("MILEPOST_GRACE") or _GRACE_S) if text == "auto" else seconds_of(text)
+    if seconds <= 0:
+        raise UsageError("a grace period is above 0", kind="bad-setting", hint="--grace 90s", grace=text)
+    return seconds
+
+
+def _pulse(text: str) -> partial[Pulse] | None:
+    if text == "off":
+        return None
+    seconds = None if text == "auto" else seconds_of(text)
+    if seconds is not None and seconds <= 0:
+        raise UsageError("a hang takes some time", kind="bad-setting", hint="--hang-after 20m, auto or off", hang_after=text)
+    return partial(Pulse, seconds)
+
+
+def _document(outcome: Outcome, command: tuple[str, ...]) -> document.Document:
+    return {
+        "command": list(command),
+        "exit_code": outcome.exit_code,
+        "why": outcome.why,
+        "attempts": [_attempt(report) for report in outcome.reports],
+    }
+
+
+def _attempt(report: Report) -> document.Document:
+    end, cause = report.end, report.cause
+    return {
+        "number": report.number,
+        "exit_code": end.exit_code,
+        "signal": end.signal,
+        "kind": cause.kind,
+        "fault": cause.fault,
+        "budget": cause.budget,
+        "why": cause.text,
+        "advice": cause.advice,
+        "hung": end.hung,
+        "stacks": end.stacks,
+        "step": end.step,
+        "published": end.published,
+        "duration_s": end.duration_s,
+        "action": report.decision.action,
+        "wait_s": report.decision.wait_s,
+        "newest": [dataclasses.asdict(each) for each in report.newest],
+    }

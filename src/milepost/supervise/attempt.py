@@ -1,0 +1,266 @@
+"""Be one start of a command: started, watched, signalled, ended with all that it has started, and looked at afterwards.
+
+Nothing here waits: whoever runs it calls `Attempt.poll` several times a second, until that returns an `End`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from milepost.clock import Clock, utc_text
+from milepost.engine.beats import Beats
+from milepost.store.lock import LONGEST_DEADLINE_S
+from milepost.supervise.beating import Pulse, beats_of, counts_of
+from milepost.supervise.causes import End
+from milepost.supervise.environment import SUPERVISED
+from milepost.supervise.evidence import end_of
+from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process
+from milepost.supervise.printing import Console, Tee
+from milepost.supervise.roots import Newest, Question, older_of
+from milepost.supervise.stacks import Stacks
+from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.wording import name_of, shown
+
+LOOK_S = 1.0
+_STUCK_S = 30.0
+_ANSWER_S = 30.0
+_OUTPUT_S = 1.0
+
+
+class Tell(Protocol):
+    """Be told what happens: a word for programs, a line for people, and the facts."""
+
+    def __call__(self, event: str, text: str, /, **facts: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Say what is to be started."""
+
+    command: tuple[str, ...]
+    folder: Path
+    """Made for this attempt, and told to it (``MILEPOST_SUPERVISED``)."""
+    environment: Mapping[str, str]
+    """The whole of it, but for that folder: `milepost.supervise.environment.environment_of`."""
+    cwd: Path | None = None
+    grace_s: float = 30.0
+    """How long after a signal to end it is killed."""
+    pulse: Callable[[], Pulse] | None = Pulse
+    """Makes what judges whether it hangs; None: nobody does."""
+    linger_s: float = 3.0
+    """How long what it leaves behind may take to end by itself."""
+    mask: Collection[int] = ()
+    """Signals that are blocked in it."""
+    is_alone: bool = True
+    """This process starts no other command meanwhile."""
+
+
+class Attempt:
+    """Be one start of a command. One thread uses it, and that is the main thread: the command gets SIGTERM when it ends.
+
+    The process is to adopt orphans meanwhile (`milepost.supervise.group.adopting`). Raises `OSError` if it cannot be started.
+    """
+
+    def __init__(
+        self, order: Order, clock: Clock, tell: Tell, console: Console, *, oom_kills: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.order, self._clock, self._tell = order, clock, tell
+        order.folder.mkdir(parents=True)
+        environment = {**order.environment, SUPERVISED: str(order.folder)}
+        self._oom_kills, self._oom_before = oom_kills, oom_kills()
+        self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
+        self._process, reading = start(order.command, environment, order.cwd, order.mask)
+        self.pid = self._process.pid
+        LEADERS.add(self.pid)
+        self._tee = Tee(reading, console)
+        self._group = Group(self.pid, order.folder, is_alone=order.is_alone)
+        self._pulse = order.pulse() if order.pulse is not None else None
+        self._looked_ns = self._began_ns
+        self._forwarded: list[int] = []
+        self._resumed: set[str] = set()
+        self._kill_ns: int | None = None
+        self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = False
+        self._stacks: Stacks | None = None
+        self._status: tuple[int | None, int | None] | None = None
+        self._ended_ns = 0
+        self._question: Question | None = None
+        self._end: End | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether its first process had not ended at the last look."""
+        return self._status is None
+
+    @property
+    def beats(self) -> dict[str, Beats]:
+        """Return what each engine in it has said last, by a name that stays."""
+        return beats_of(self.order.folder)
+
+    @property
+    def newest(self) -> tuple[Newest, ...]:
+        """Return the newest generation of each root that it has named; known once `poll` has returned its end."""
+        return self._question.answer if self._question is not None else ()
+
+    def signal(self, number: int, *, then_kill: bool = False) -> None:
+        """Pass a signal on to its first process alone: env workers must not die before the trainer has saved.
+
+        ``then_kill``: once the grace period is over, it is killed.
+        """
+        if self._status is not None:
+            return
+        self._forwarded.append(number)
+        self._send(number)
+        if then_kill:
+            self._kill_in(self.order.grace_s)
+
+    def kill(self) -> None:
+        """Kill all of it at once, a writer that still publishes included."""
+        self._at_once = True
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def poll(self) -> End | None:
+        """Do what is to be done now, and return how it ended once nothing of it is left. Never blocks."""
+        now_ns = self._clock.monotonic_ns()
+        if self._end is None and self._has_ended(now_ns) and self._is_alone_now(now_ns) and self._is_answered(now_ns):
+            self._end = self._over()
+        return self._end
+
+    def _send(self, number: int) -> None:
+        # Its number is its own until it is reaped.
+        os.kill(self.pid, number)
+        there = process(self.pid)
+        if number != signal.SIGKILL and there is not None and there.state == "T":
+            os.kill(self.pid, signal.SIGCONT)  # it could not hear it, and would be killed without having saved
+
+    def _kill_in(self, seconds: float) -> None:
+        at_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
+        self._kill_ns = at_ns if self._kill_ns is None else min(at_ns, self._kill_ns)
+
+    def _has_ended(self, now_ns: int) -> bool:
+        if self._status is None:
+            self._status, self._ended_ns = status_of(self.pid), now_ns
+        if self._status is None:
+            if self._kill_ns is not None and now_ns >= self._kill_ns and not self._killed_after_grace:
+                self._killed_after_grace = True
+                self._tell("killed", "the grace period is over: killed", grace_s=self.order.grace_s)
+                os.kill(self.pid, signal.SIGKILL)
+            if (now_ns - self._looked_ns) / 1e9 >= LOOK_S:
+                self._looked_ns = now_ns
+                # Known by this look, whatever they make of themselves later.
+                self._group.left()
+                found = self.beats
+                self._tell_of(found)
+                self._judge(now_ns, found)
+        return self._status is not None
+
+    def _tell_of(self, found: Mapping[str, Beats]) -> None:
+        for name, each in found.items():
+            if each.resumed and name not in self._resumed:
+                self._resumed.add(name)
+                text = f"went on from {name_of(each.resumed)} of {shown(each.root)}"
+                self._tell("resumed", text, root=each.root, run_id=each.run_id, generation=each.resumed)
+
+    def _judge(self, now_ns: int, found: Mapping[str, Beats]) -> None:
+        if self._pulse is None or self._kill_ns is not None:
+            return
+        stopped = [there for pid in {self.pid, *(each.pid for each in found.values())} if (there := process(pid))]
+        life = self._pulse.look(counts_of(found), now_ns, stands_still=any(each.state in "Tt" for each in stopped))
+        if life in ("suspect", "hung") and not self._suspect:
+            self._suspect = True
+            silent = f"no safe point for {self._pulse.silent_s:.0f}s: it may hang"
+            self._tell("suspect", silent, silent_s=self._pulse.silent_s, limit_s=self._pulse.limit_s)
+        elif life not in ("suspect", "hung") and self._suspect:
+            self._suspect, self._stacks = False, None
+            self._tell("beats-again", "it was slow, and goes on")
+        if life == "hung":
+            self._end_a_hang(self._pulse.silent_s)
+
+    def _end_a_hang(self, silent_s: float) -> None:
+        if self._stacks is None:
+            self._stacks = Stacks(self.order.folder, self.pid)
+            self._tell("hung", f"no safe point for {silent_s:.0f}s: it hangs; asked where it stands", silent_s=silent_s)
+        elif self._stacks.is_over:
+            self._hung = True
+            self._tell("stacks", self._stacks.text or "it did not say where it stands", stacks=self._stacks.text)
+            self._send(signal.SIGTERM)
+            self._kill_in(self.order.grace_s)
+
+    def _is_alone_now(self, now_ns: int) -> bool:
+        """Have all that it left behind end, and return whether it has: by itself, so that it can clear up, then by SIGKILL."""
+        left = self._group.left()
+        if not left:
+            return True
+        since_s = (now_ns - self._ended_ns) / 1e9
+        if self._at_once:
+            kill(left)
+        writers = [each for each in left if is_a_writer(each)]
+        others = [each for each in left if each not in writers]
+        if writers and not others and not self._waits:
+            self._waits = True
+            self._tell("publishing", "its writer process still publishes what was staged: waited for", pid=writers[0].pid)
+        if since_s >= self.order.linger_s:
+            # Python's tracker unlinks the shared memory of those that were killed, and ends once they have.
+            most_s = 2 * self.order.linger_s
+            kill(each for each in others if since_s >= most_s or not is_a_tracker(each))
+        if since_s >= LONGEST_DEADLINE_S + _STUCK_S:
+            kill(writers)
+        return self._give_up(left, since_s)
+
+    def _give_up(self, left: list[Process], since_s: float) -> bool:
+        stuck_s = LONGEST_DEADLINE_S * any(map(is_a_writer, left)) + 2 * self.order.linger_s + 2 * _STUCK_S
+        if since_s < stuck_s:
+            return False
+        pids = sorted(each.pid for each in left)
+        self._tell("stuck", f"killed, and still there: pid {', '.join(map(str, pids))}; a disk or a driver holds them", pids=pids)
+        return True
+
+    def _is_answered(self, now_ns: int) -> bool:
+        if self._question is None:
+            found = self.beats
+            self._tell_of(found)
+            self._question = Question(found.values(), self._began, self._clock)
+            self._looked_ns = now_ns
+        return self._question.is_answered or (now_ns - self._looked_ns) / 1e9 >= _ANSWER_S
+
+    def _over(self) -> End:
+        self._tee.end(_OUTPUT_S)
+        LEADERS.discard(self.pid)
+        self._process.wait()
+        assert self._status is not None
+        code, number = self._status
+        return end_of(
+            self.order.folder,
+            code,
+            number,
+            forwarded=tuple(self._forwarded),
+            hung=self._hung,
+            stacks=self._stacks.text if self._stacks is not None else "",
+            killed_after_grace=self._killed_after_grace and number == signal.SIGKILL,
+            oom_kills=max(0, self._oom_kills() - self._oom_before),
+            stderr=self._tee.tail,
+            older=older_of(self.newest),
+            published=any(each.is_new for each in self.newest),
+            duration_s=(self._ended_ns - self._began_ns) / 1e9,
+        )
+
+    def __str__(self) -> str:
+        if self._status is None:
+            return f"pid {self.pid}"
+        code, number = self._status
+        return f"killed by {name_of_signal(number)}" if number is not None else f"exit code {code}"
+
+
+def forget(folder: Path) -> None:
+    """Remove what attempts have left in a folder; what cannot be removed stays."""
+    for each in sorted(folder.rglob("*"), reverse=True):
+        with suppress(OSError):
+            each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
+    with suppress(OSError):
+        folder.rmdir()

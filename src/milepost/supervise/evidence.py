@@ -1,0 +1,35 @@
+"""Put together what is known of an attempt that is over: what was seen from outside, and what it has left in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from milepost.engine.beats import Beats
+from milepost.supervise.beating import beats_of, stopped_of
+from milepost.supervise.causes import End
+from milepost.supervise.failure_record import read_failures
+
+
+def end_of(folder: Path, exit_code: int | None, signal: int | None, **seen: Any) -> End:
+    """Return how an attempt ended; ``seen`` holds the fields of `End` that were seen from outside."""
+    found = [*beats_of(folder).values()]
+    telling = max(found, key=_tells, default=None)
+    failures = read_failures(folder)
+    return End(
+        exit_code,
+        signal,
+        # Those that waited for the one that failed fail after it.
+        failure=failures[-1] if failures else None,
+        stopped=stopped_of(folder),
+        phase=telling.phase if telling else "",
+        step=max((each.step for each in found), default=-1),
+        loading=next(((each.run_id, each.loading) for each in found if each.loading), None),
+        resumed=tuple((each.run_id, each.resumed) for each in found if each.resumed),
+        **seen,
+    )
+
+
+def _tells(each: Beats) -> tuple[bool, bool, int]:
+    """Return which of several engines says most about the end: one that loaded, one that was in use, the furthest."""
+    return each.loading > 0, each.phase != "closed", each.step
