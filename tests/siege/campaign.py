@@ -32,6 +32,8 @@ class Kind:
     trainer: str = "tests.siege.trainer"
     elastic: bool = True
     """It is told with each start how far to train; else there is one end to it."""
+    outside: float = 0.2
+    """How many of the strikes come from outside, at any moment."""
 
 
 KINDS = {
@@ -39,6 +41,7 @@ KINDS = {
     "inline": Kind({"writer": "inline"}),
     "thread, kept staged": Kind({"writer": "thread", "grace": 1e-9}),
     "process": Kind({"writer": "process"}),
+    "worker": Kind({"writer": "thread", "worker": True}, outside=0.6),
     "two engines": Kind({"writer": "thread", "roots": ["actor", "critic"]}),
 }
 SB3 = {
@@ -143,7 +146,14 @@ class Campaign:
             with (self.place / "notes").open("a") as file:
                 main, beside = slots.get(0) or "-", slots.get(1) or "-"
                 file.write(f'["{name}", "struck", {strike.signal}, "outside", 0, "{main}", "{beside}"]\n')
+            # Nobody promises a trainer more, whose worker is killed or stopped; SIGTERM is how its kind is told to end.
+            spared = (signal.SIGSTOP, *((signal.SIGTERM, signal.SIGKILL) if self.kind.settings.get("worker") else ()))
+            others = children_of(self.nursery.pid) if plan.everyone and strike.signal not in spared else []
             self.send(strike.signal)
+            for other in others:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(other, strike.signal)
+                os.close(other)
 
     def judge(self) -> list[End]:
         if self.kind.settings.get("writer") == "process":
@@ -177,12 +187,22 @@ class Campaign:
         assert step == order["until"] or not self.kind.elastic
 
 
+def children_of(pid: int) -> list[int]:
+    """Return a descriptor of each process that this one has started."""
+    found = []
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(ProcessLookupError):
+                found.append(os.pidfd_open(int(child)))
+    return found
+
+
 def lines_of(place: Path, kind: Kind, nursery: Nursery) -> dict[str, int]:
     """Count the lines that run in each phase, where nothing is struck but at the end, so that it leaves."""
     place.mkdir()
     last = ("training", 4, 0, int(signal.SIGUSR1))
     nursery.start({"place": str(place), "name": "0", "until": 4, "strikes": [last], "counting": True, **kind.settings})
-    assert os.waitstatus_to_exitcode(nursery.changed()) == 75, (nursery.place / "output").read_text()
+    assert os.waitstatus_to_exitcode(nursery.changed()) == 75, nursery.output.read_text()
     counted = {note.rest[0]: note.rest[1] for note in read_notes(place / "notes") if note.word == "lines"}
     shutil.rmtree(place)
     return counted
@@ -194,7 +214,7 @@ def alone_at(place: Path, kind: Kind, nursery: Nursery) -> Mapping[int, str]:
         return dict(enumerate(alone(MOST_STEPS)))
     place.mkdir()
     nursery.start({"place": str(place), "name": "0", "until": 0, "strikes": [], "alone": True, **kind.settings})
-    assert nursery.changed() == 0, (nursery.place / "output").read_text()
+    assert nursery.changed() == 0, nursery.output.read_text()
     found: dict[int, str] = {note.rest[0]: note.rest[1] for note in read_notes(place / "notes") if note.word == "end"}
     shutil.rmtree(place)
     return found
@@ -218,7 +238,7 @@ def besiege(
             campaign = Campaign(place / str(number), kind, (one, two), hashes)
             try:
                 for _ in range(STARTS_PER_ROOT):
-                    plan = drawn.draw(lines, taken_over=len(campaign.roots) == 1)
+                    plan = drawn.draw(lines, taken_over=len(campaign.roots) == 1, outside=kind.outside)
                     toll.count(campaign.strike(plan, chance.randint(2, 6)))
                     if toll.strikes >= count or campaign.has_ended:
                         break

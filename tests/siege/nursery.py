@@ -29,10 +29,11 @@ class Nursery:
     """Have trainers forked, one at a time."""
 
     def __init__(self, place: Path, module: str = "tests.siege.trainer") -> None:
-        self.place = place
         self.pid = 0
+        self._stacks = place / "stacks"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        with (place / "output").open("a") as output:
+        self.output = place / "output"
+        with self.output.open("a") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.siege.nursery", module], stdin=-1, stdout=-1, stderr=output, env=environment
             )
@@ -42,6 +43,7 @@ class Nursery:
         assert self._process.stdin is not None
         self._process.stdin.write((json.dumps(order) + "\n").encode())
         self._process.stdin.flush()
+        self._stacks = Path(order["place"]) / "stacks"
         self.pid = self._answer(LONGEST_S)
         return self.pid
 
@@ -58,8 +60,8 @@ class Nursery:
         with suppress(TimeoutError):
             self._answer(5.0)
         os.kill(self.pid, signal.SIGKILL)
-        stacks = self.place / "stacks"
-        return Hang(f"the trainer did not end within {LONGEST_S} s:\n{stacks.read_text() if stacks.exists() else ''}")
+        stacks = self._stacks.read_text() if self._stacks.exists() else "it was not even there"
+        return Hang(f"the trainer did not end within {LONGEST_S} s:\n{stacks}")
 
     def _answer(self, within_s: float) -> int:
         assert self._process.stdout is not None

@@ -36,6 +36,8 @@ class Plan:
     strikes: tuple[Strike, ...]
     outside: bool
     """By us, at any moment, and not by itself at the chosen line."""
+    everyone: bool
+    """Whoever strikes from outside strikes the writer process, too, as one who ends a whole job."""
     rival: str
     cold: bool
     """In an interpreter of its own, and not in a fork of a warm one."""
@@ -70,7 +72,8 @@ class Plans:
             rival = chance.choice((ALONE, ALONE, REFUSED, WAITS, TAKES_OVER if taken_over else REFUSED))
         else:
             rival = chance.choice((ALONE, ALONE, ALONE, WAITS))
-        return Plan(strikes, chance.random() < outside, rival, chance.random() < cold)
+        everyone = chance.random() < 0.5
+        return Plan(strikes, chance.random() < outside, everyone, rival, chance.random() < cold)
 
     def _phase(self, lines: Mapping[str, int]) -> str:
         while True:

@@ -5,6 +5,7 @@ Takes about half a minute: 100 strikes need as many processes, and one that writ
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 
 from milepost import CheckpointEngine
 from milepost.testing.power import scratch
-from tests.siege.campaign import besiege
-from tests.siege.judge import End, Note, Root, check_end, check_steps
+from tests.siege.campaign import Campaign, Kind, besiege
+from tests.siege.judge import End, Note, Root, check_end, check_steps, wait_for_the_end_of
+from tests.siege.nursery import Nursery
 from tests.siege.supervised import besiege_runs
 from tests.siege.training import Training, alone
 
@@ -44,6 +46,19 @@ def test_what_milepost_run_looks_after_ends_as_if_nobody_had_struck_it_and_leave
     toll = besiege_runs(place, 12, SEED, tell=print)
     print(toll)
     assert toll.lost == []
+
+
+@pytest.mark.parametrize("writer", ["thread", "process"])
+def test_a_rollout_that_outlasts_the_grace_period_ends_the_process_at_its_last_safe_point(place: Path, writer: str) -> None:
+    stuck = Kind({"writer": writer, "grace": 1e-9, "leaves": "2s", "every": 2})
+    with Nursery(place) as nursery:
+        campaign = Campaign(place / "0", stuck, (nursery, nursery), dict(enumerate(alone(20))))
+        for step, number in ((5, signal.SIGTERM), (9, signal.SIGUSR1)):
+            nursery.start(campaign.order(str(step), 20, stuck=step, signal=int(number)))
+            assert os.waitstatus_to_exitcode(nursery.changed()) == 75
+            wait_for_the_end_of(str(place / "0")) if writer == "process" else None
+            assert campaign.roots["run"].head()[1] == step
+        campaign.finish()
 
 
 # The judge itself: one that passes everything would make all of the above true.
@@ -111,8 +126,8 @@ def test_a_generation_that_was_acknowledged_and_is_gone_is_told(root: Root) -> N
 
 
 def test_a_flipped_bit_is_told(root: Root) -> None:
-    for path in root.path.glob("blobs/*.safetensors"):
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    for path in root.path.glob("blobs/*"):
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(AssertionError, match="is damaged"):
         root.look()
 

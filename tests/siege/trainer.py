@@ -8,11 +8,14 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -144,19 +147,31 @@ class Run:
         known = ("writer", "grace", "lease_wait", "take_over")
         settings = {key: self.order[key] for key in known if key in self.order}
         keep = Keep(last=3 if "roots" in self.order else 2)
-        return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=1), keep=keep, stop=Stop(grace="10m"), **settings)
+        return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=self.order.get("every", 1)), keep=keep, stop=Stop(grace=self.order.get("leaves", "10m")), **settings)
 
     def train(self) -> None:
         with ExitStack() as held:
             for engine in self.engines.values():
                 held.enter_context(engine)
             self.note("claimed")
+            if self.order.get("worker"):
+                self.asked = Worker()
             self.resume()
             while self.training.steps < self.order["until"]:
                 with self.watch.during("training"):
                     self.training.step()
+                    if self.order.get("worker"):
+                        self.asked.ask(self.training.steps)
                 self.safe_point()
+                if self.training.steps == self.order.get("stuck"):
+                    self.be_stuck()
             self.end()
+
+    def be_stuck(self) -> None:
+        """Be in a rollout that does not end before the deadline does."""
+        self.training.weights += 1.0
+        os.kill(os.getpid(), self.order["signal"])
+        threading.Event().wait()
 
     def resume(self) -> None:
         """Bring every engine back to the newest step that all of them have."""
@@ -177,8 +192,8 @@ class Run:
         for name, engine in self.engines.items():
             self.note("safe", name, step)
             engine.save_if_due(step, counters={"told": step})
-        if step % 3 == 0 or len(self.engines) > 1:
-            self.wait()
+        if step % 3 == 0 or len(self.engines) > 1 or "stuck" in self.order:
+            self.wait()  # while a save is in flight nothing is saved and nothing is staged
 
     def wait(self) -> None:
         for name, engine in self.engines.items():
@@ -193,6 +208,29 @@ class Run:
             engine.save(step)
         self.wait()
         self.note("end", step, self.training.bits())
+
+
+class Worker:
+    """Be an environment in a process of its own, forked beside the engine's threads as `SubprocVecEnv` does it."""
+
+    def __init__(self) -> None:
+        forks = multiprocessing.get_context("fork")
+        self._pipe, its = forks.Pipe()
+        self._process = forks.Process(target=serve, args=(its, self._pipe), daemon=True)
+        self._process.start()
+        its.close()
+
+    def ask(self, number: int) -> None:
+        """Have it take a step. Raises `EOFError` if it is not there any more."""
+        self._pipe.send(number)
+        assert self._pipe.recv() == -number
+
+
+def serve(pipe: Connection, other: Connection) -> None:
+    other.close()
+    with suppress(EOFError):
+        while True:
+            pipe.send(-pipe.recv())
 
 
 if __name__ == "__main__":
