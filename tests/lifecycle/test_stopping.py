@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -175,4 +176,5 @@ def test_it_ends_the_process_with_its_code_and_no_training_loop_catches_it_by_ac
     stopped = Stopped(75, "SIGTERM", None)
     assert isinstance(stopped, SystemExit)
     assert not isinstance(stopped, Exception)
-    assert (stopped.code, stopped.path, stopped.summary) == (75, "SIGTERM", None)
+    for each in (stopped, pickle.loads(pickle.dumps(stopped))):  # a pool of processes passes on what ends one of them
+        assert (each.code, each.path, each.summary) == (75, "SIGTERM", None)

@@ -197,7 +197,7 @@ class CheckpointEngine:
         there until two new generations exist. Compares everything first: `MismatchError` lists every difference and leaves
         all as it was. Damaged generations are passed over and named. If none is whole, the newest of which policy, value,
         target, optimizer and counters are sound is taken without what is damaged, and that is told (not if the engine is
-        ``strict``); `CorruptError` if none is left.
+        ``strict``); `CorruptError` if none is left. Raises `Stopped` where the process is to end already: nothing is trained.
 
         With ``parts`` only these components are read, compared and loaded, from the newest generation in which they are
         sound; the others stay as they are, and the result names them.
@@ -211,14 +211,8 @@ class CheckpointEngine:
                 self._errors.half_loaded(error)
             raise
         self._ready = True
-        if restored is not None:
-            self._metrics.forget()
-            if not resuming.overwritten:
-                self._errors.loaded()
-        if wanted is None or restored is None or restored.counted:
-            self._points.begin(self._claimed.session, restored, ready=self._ready)
-        else:  # the loop is where it was, and only its past is another
-            self._metrics.begin(self._claimed.session.chain.line)
+        self._points.resumed(resuming.session, restored, all_of_it=wanted is None, mixed=bool(resuming.overwritten))
+        self._leave_if_all_is_saved()
         return restored
 
     def adopt(self) -> Summary | None:

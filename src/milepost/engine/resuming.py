@@ -223,6 +223,7 @@ class Resuming:
             log.info("after a %s fault (%s): from %s; made anew: %s", fault.kind, fault.seen_by, fault.source, fault.rebuilt)
         for text in (*restored.skipped, *restored.warnings):
             log.warning("resume: %s", text)
+        self._tell_of_newer(restored)
         rate = learning_rate(self.state)
         log.info(
             "restored global_step=%d%s generation=%d exact=%s",
@@ -231,6 +232,14 @@ class Resuming:
             restored.generation,
             "yes" if restored.exact else "no (" + "; ".join(restored.inexact) + ")",
         )
+
+    def _tell_of_newer(self, restored: Restored) -> None:
+        """Name what was passed over because it was saved in a hurry: a run that is preempted so each time gets nowhere."""
+        hurried = [each for each in self.view.line.values() if each.number > restored.generation and not each.complete]
+        if hurried:
+            newest = max(hurried, key=lambda each: each.number)
+            text = "resume: generation %d of step %d is newer, but incomplete (%s); resume(which=%d) goes on from that"
+            log.warning(text, newest.number, newest.step, plain(newest.reason), newest.number)
 
 
 def _wanted(choice: Choice, manifest: Manifest, state: Mapping[str, object], parts: Collection[str] | None) -> Collection[str]:

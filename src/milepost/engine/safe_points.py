@@ -69,6 +69,24 @@ class SafePoints:
             self._beat.step = restored.step
         self._beat.enter("training" if ready else "claiming")
 
+    def resumed(self, session: Session, restored: Restored | None, *, all_of_it: bool, mixed: bool) -> None:
+        """Go on from what was loaded, or start anew. ``stopped`` is set if the process is to leave: there is nothing to save.
+
+        ``mixed``: what an earlier resume left half loaded is not all overwritten.
+        """
+        if restored is not None:
+            self._metrics.forget()
+            if not mixed:
+                self._errors.loaded()
+        if not all_of_it and restored is not None and not restored.counted:
+            # The loop is where it was, and only its past is another.
+            self._metrics.begin(session.chain.line)
+            return
+        self.begin(session, restored, ready=True)
+        if all_of_it and self._stops.decide(session, self.last.monotonic_ns) in ("leave", "leave-essential"):
+            request = self._stops.leading
+            self.stopped = self._stops.ended(session, request, self.last) if request is not None else None
+
     def read(self, step: int, episodes: int, epochs: int) -> Reading:
         """Note a safe point, and return where training stands."""
         step, now_ns = whole("step", step), self._clock.monotonic_ns()
@@ -138,7 +156,7 @@ class SafePoints:
         self._beat.at(now.step, "stopping")
         names = self._saving.state if decision == "leave-essential" else ()
         without = frozenset(name for name in names if can_be_left_out(name))
-        why = f"stopped by {request.path}" + (f", without {', '.join(sorted(without))}: no time for all" if without else "")
+        why = self._stops.why(request, now.monotonic_ns, without)
         log.warning("%s: saving at step %d, and leaving", why, now.step)
         self._settle_the_one_before()
         failures = self._errors.failures

@@ -9,6 +9,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from milepost.errors import MilepostError, ServiceError, UsageError
+from milepost.store.process import process_start_time
 
 _UNTIL_GONE_S = 10
 
@@ -56,7 +57,7 @@ class Line(ABC):
         name = type(self.venv).__name__
         if self.venv.closed:
             raise UsageError("the vector env is closed", kind="env-closed", hint="save before you close it", env=name)
-        if any(process.exitcode is not None for process in self.venv.processes):
+        if any(map(has_ended, self.venv.processes)):
             raise self._gone()
         if self.is_waiting():
             hint = "save or restore between step_wait() and the next step_async()"
@@ -67,7 +68,9 @@ class Line(ABC):
         """Return what to say of a worker that ended."""
         processes = list(self.venv.processes)
         ended = wait([process.sentinel for process in processes], _UNTIL_GONE_S)
-        index = next((index for index, process in enumerate(processes) if process.sentinel in ended), None)
+        # Of a fork server that is gone all workers look as if they were: those that are come first.
+        looks = [index for index, process in enumerate(processes) if process.sentinel in ended]
+        index = next((index for index in looks if has_ended(processes[index])), next(iter(looks), None))
         if index is not None:
             # Its pipes close a moment before its exit code can be had.
             processes[index].join(_UNTIL_GONE_S)
@@ -75,6 +78,11 @@ class Line(ABC):
         hint = "run the script again: it makes new workers and goes on from the newest checkpoint"
         what = "a worker process of the vector env is gone"
         return ServiceError(what, kind="worker-gone", hint=hint, env=type(self.venv).__name__, index=index, exit_code=code)
+
+
+def has_ended(process: Any) -> bool:
+    """Return whether a worker is gone. One whose fork server is gone lives on, and `multiprocessing` takes it for ended."""
+    return process.exitcode is not None and process_start_time(process.pid) is None
 
 
 class Subproc(Line):
@@ -119,7 +127,9 @@ class Subproc(Line):
 
     def _heard(self, remote: Any, process: Any) -> Any:
         if remote not in wait([remote, process.sentinel]):
-            raise EOFError
+            if has_ended(process):
+                raise EOFError
+            wait([remote])  # no other process holds this pipe open: it ends with its worker
         return remote.recv()
 
 

@@ -8,6 +8,7 @@ comes back is bytes: a tensor that went through the pipe as a tensor would share
 from __future__ import annotations
 
 import copy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -186,6 +187,13 @@ def _restore(place: Place, saved: dict[str, Any]) -> bool:
     return place.remembered() is not None
 
 
+def _ignore(_: Place, signums: Sequence[int]) -> None:
+    """Ignore these signals where they would end this process: its trainer is to say when it ends."""
+    for signum in signums:
+        if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signum, signal.SIG_IGN)
+
+
 def _stand_in(place: Place, saved: dict[str, Any]) -> None:
     """Prepare the gate to tell the loop, at its next command, what the saved one remembered."""
     remembered = place.remembered()
@@ -213,6 +221,7 @@ _ANSWERS: dict[str, Callable[[Place, Any], Any]] = {
     "differences": _differences,
     "restore": _restore,
     "stand in": _stand_in,
+    "ignore": _ignore,
 }
 
 

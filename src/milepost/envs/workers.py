@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from milepost.envs.layers import all_within
 from milepost.envs.lines import Line, line_to
 from milepost.envs.plain import LeftOut, Recorder, Refiller
 from milepost.envs.way import Way
@@ -77,6 +78,16 @@ class Workers(Way):
         if answers is None:
             return [Difference(path, "workers that were reached", "workers that are not", "env")]
         return [_within(path, index, *found) for index, answer in enumerate(answers) for found in answer]
+
+
+def have_workers_ignore(env: Any, signums: Sequence[int]) -> None:
+    """Have the workers of ``env``, and of all envs within it, ignore these signals, where they are reached.
+
+    Raises `MilepostError` where a worker is gone, or is asked something else just now.
+    """
+    for layer in (env, *all_within(env)):
+        if line_to(layer) is not None:
+            _ask(layer, "ignore", [list(signums)] * layer.num_envs)
 
 
 class _InWorker(Exception):

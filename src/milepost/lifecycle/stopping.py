@@ -89,7 +89,7 @@ class Stopped(SystemExit):
     me again; 130: Ctrl-C) and no traceback. In a thread that is not the main thread it ends that thread, and no more.
     """
 
-    def __init__(self, code: int, path: str, summary: Summary | None) -> None:
+    def __init__(self, code: int, path: str = "", summary: Summary | None = None) -> None:
         super().__init__(code)
         self.path = path
         """Which path fired."""

@@ -6,10 +6,15 @@ the step with it that the trainer is in. A forked worker is seen to as it is for
 
 from __future__ import annotations
 
+import logging
 import multiprocessing.process as processes
 import signal
 from collections.abc import Iterable
 from typing import Any
+
+from milepost.errors import MilepostError
+
+log = logging.getLogger("milepost")
 
 _WORDS = "milepost-ignores"
 
@@ -31,6 +36,31 @@ def spare(signums: Iterable[int]) -> None:
     What each of them is configured with is a copy of what this process is configured with.
     """
     _configuration()[_WORDS] = tuple(Ignored(signum) for signum in signums if signum != signal.SIGTERM)
+
+
+def spare_workers_of(env: Any, signums: Iterable[int]) -> None:
+    """Have the workers that an environment has by now ignore them as well: most are made before anybody listens."""
+    from milepost.envs.workers import have_workers_ignore
+
+    try:
+        have_workers_ignore(env, [int(signum) for signum in signums if signum != signal.SIGTERM])
+    except MilepostError as error:
+        log.warning("the env's workers could not be told to leave it to the trainer when to end: %s", error)
+
+
+def unspared(signums: Iterable[int]) -> list[int]:
+    """Return the PIDs of worker processes that such a signal ends, if it comes to all of this process's group."""
+    wanted = [signum for signum in signums if signum != signal.SIGTERM]
+    pids = [child.pid for child in processes.active_children() if child.pid is not None]
+    return [pid for pid in pids if not all(_ignored(pid) >> (signum - 1) & 1 for signum in wanted)]
+
+
+def _ignored(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1], 16) for line in file if line.startswith("SigIgn:")), 0)
+    except OSError:  # gone, or a system that does not say
+        return -1
 
 
 def spare_no_more() -> None:

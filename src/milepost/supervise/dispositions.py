@@ -162,8 +162,11 @@ class Dispositions:
             self._close_pokes()
 
     def _close_pokes(self) -> None:
-        if self._open:
-            os.close(self._open.pop())
+        try:
+            pokes = self._open.pop()
+        except IndexError:  # the other side of it was faster
+            return
+        os.close(pokes)
 
     def _close(self) -> None:
         if self._poker == -1:

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def listen(settings: Stop, engine: CheckpointEngine) -> Listening:
         listening = Listening(engine, lookout, grace_s(settings.grace, os.environ), _close)
         try:
             lookout.ears = [*(each for each in lookout.ears if each.lives), listening]
-            paths = [*_take_signals(lookout, settings), *_limit(settings, engine, clock, stop_at_s)]
+            paths = [*_take_signals(lookout, settings, engine), *_limit(settings, engine, clock, stop_at_s)]
             if source is not None:
                 lookout.look_for(notice, source, listening)
                 paths.append(f"notice {source.name}")
@@ -124,7 +125,7 @@ def _stop_at_s(environment: Mapping[str, str]) -> float | None:
     return seconds
 
 
-def _take_signals(lookout: Lookout, settings: Stop) -> tuple[str, ...]:
+def _take_signals(lookout: Lookout, settings: Stop, engine: CheckpointEngine) -> tuple[str, ...]:
     """Have the signals handled that are not yet; return those that are."""
     if threading.current_thread() is not threading.main_thread():
         if settings.signals:
@@ -135,8 +136,25 @@ def _take_signals(lookout: Lookout, settings: Stop) -> tuple[str, ...]:
             each.dispositions.give_back()
         _process.closed.clear()
         lookout.dispositions.take(name for name in settings.signals if f"SIG{name}" not in lookout.dispositions.names)
-        children.spare(signal.Signals[name] for name in lookout.dispositions.names)
+        _spare_children(engine, [signal.Signals[name] for name in lookout.dispositions.names])
     return lookout.dispositions.names
+
+
+def _spare_children(engine: CheckpointEngine, signums: list[signal.Signals]) -> None:
+    """Leave it to this process when its workers end: those that there are, and those that are made from now on."""
+    children.spare(signums)
+    captured = sys.modules.get("milepost.envs.capture")
+    for value in engine.state.values():
+        if captured is not None and isinstance(value, captured.Envs):
+            children.spare_workers_of(value.env, signums)
+    left = children.unspared(signums)
+    if left and (supervised.folder() is None or slurm_end.in_a_job(os.environ)):
+        log.warning(
+            "%d worker processes were there before the engine, and are not its envs': a Ctrl-C, or a signal to all of a job, "
+            "ends them before this process has saved (kind workers-not-spared). Make them after engine.resume(), or use "
+            "milepost run",
+            len(left),
+        )
 
 
 def _limit(settings: Stop, engine: CheckpointEngine, clock: Clock, stop_at_s: float | None) -> list[str]:
