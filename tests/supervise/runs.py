@@ -97,12 +97,13 @@ def running(folder: Path, script: str, *options: str, before: tuple[str, ...] = 
     try:
         yield started
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.3)
-            until(lambda: process.poll() is not None, lambda: process.poll() is None and process.send_signal(signal.SIGINT))
+        for number in (signal.SIGCONT, signal.SIGTERM, *[signal.SIGINT] * 20, signal.SIGKILL):
+            # One signal and another a second later kill all of it; what stands before it may hear none of them.
+            if process.poll() is None:
+                process.send_signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        process.wait()
 
 
 def ran(folder: Path, script: str, *options: str, **more: Any) -> Started:

@@ -74,6 +74,9 @@ TABLE: list[tuple[str, End]] = [
     ("hang", replace(KILLED, hung=True, phase="saving")),
     ("hang", replace(KILLED, hung=True, killed_after_grace=True)),
     ("hang", End(75, None, hung=True)),
+    ("hang", stopped("SIGTERM", hung=True)),  # it could still save when it was ended, and would hang again
+    ("notice", replace(stopped("notice /run/preempt", hung=True), exit_code=None, signal=signal.SIGKILL)),  # at its very end
+    ("preempted", replace(stopped("SIGTERM"), failure=FailureRecord(1, 1, "RuntimeError", "NCCL error: peer left", ""))),
     ("native", End(None, signal.SIGSEGV)),
     ("native", End(139, None)),
     ("native", End(None, signal.SIGBUS)),
@@ -410,3 +413,13 @@ def test_what_an_exception_was_raised_from_decides_where_it_says_more(tmp_path: 
 def test_what_was_tried_and_caught_before_an_exception_does_not_decide(tmp_path: Path) -> None:
     tried = "try:\n  import no_such\nexcept ImportError:\n  pass\ntry:\n  open('/dev/full', 'wb', 0).write(b'x')\n"
     assert classify(ended(tmp_path, f"{tried}except OSError:\n  raise KeyError('x')")).kind == "exception"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("ConflictError", "another-writer"), ("MismatchError", "mismatch"), ("CorruptError", "damaged"), ("UsageError", "usage")],
+)
+def test_an_error_of_mileposts_own_is_known_by_its_name_before_anybody_listened(name: str, kind: str) -> None:
+    last = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nmilepost.errors.{name}: another'
+    assert classify(End(1, None, stderr=f"{last}: pid=`7`\nhint: stop it\n")).kind == kind
+    assert classify(End(1, None, stderr=f"{last.replace('milepost.errors', 'mine')}: pid=`7`\n")).kind == "exception"

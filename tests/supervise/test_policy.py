@@ -173,13 +173,18 @@ def test_a_step_back_stays_until_a_generation_is_new() -> None:
     assert after(one, PREEMPTED).resume == ()
 
 
+def test_an_end_with_a_new_generation_does_not_speak_against_what_it_went_on_from() -> None:
+    one = policy(failures=9)
+    assert [after(one, end).resume for end in (replace(FAILED, **NEW), FAILED, FAILED, FAILED)][2:] == [(), ((RUN, 16),)]
+
+
 def test_the_next_step_back_does_not_go_to_what_was_doubted_before() -> None:
     one = policy(failures=9)
     for _ in range(3):
         after(one, FAILED)
     after(one, replace(FAILED, resumed=((RUN, 16),), **NEW))  # it published 18, on 16; that of the first loop was 17
     later = replace(FAILED, resumed=((RUN, 18),))
-    assert [after(one, later).resume for _ in range(2)] == [(), ((RUN, 16),)]
+    assert [after(one, later).resume for _ in range(3)] == [(), (), ((RUN, 16),)]
 
 
 def test_it_steps_back_to_a_generation_that_is_there() -> None:

@@ -230,3 +230,33 @@ def test_a_log_on_a_full_disk_is_told_once_and_stops_nobody(tmp_path: Path) -> N
     run = ran(tmp_path, COUNTS + "sys.exit(attempt == 1 and 75)", "--log", "/dev/full", *QUICK)
     assert run.process.returncode == 0
     assert run.said().count("the log cannot be written") == 1
+
+
+def test_a_parent_that_ignores_the_end_of_its_children_takes_no_status_away(tmp_path: Path) -> None:
+    before = ("sh", "-c", "trap '' CHLD; exec \"$@\"", "sh")
+    with running(tmp_path, COUNTS + "sys.exit(5)", "--max-failures", "0", before=before) as run:
+        assert run.ends() == 5, run.said()
+
+
+def test_a_child_that_it_had_before_it_was_milepost_run_is_none_of_its_own(tmp_path: Path) -> None:
+    # A script that starts a service, which daemonizes another, and becomes milepost run.
+    service = (
+        "setsid sh -c 'sleep 1000 & echo $! > daemon; exec sleep 1000' & echo $! > service; while ! [ -s daemon ]; do :; done"
+    )
+    before = ("sh", "-c", service + '; exec "$@"', "sh")
+    with running(tmp_path, COUNTS + "os.kill(os.getpid(), 9) if attempt == 1 else None", *QUICK, before=before) as run:
+        pids = [int(run.gate(name)) for name in ("service", "daemon")]
+        try:
+            assert run.ends() == 0
+            assert [is_alive(pid) for pid in pids] == [True, True]
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_no_secret_of_the_command_line_is_written_down(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = [*MILEPOST, "run", "--", sys.executable, "train.py", "--url", "https://me:hunter2@tracker.example/run"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "hunter2" not in done.stderr

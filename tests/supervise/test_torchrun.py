@@ -1,159 +1,91 @@
-"""What torchrun ends with is always 1; its words here are those that it printed when its ranks were ended in these ways."""
+"""Real torchrun. Each test takes seconds: the agent imports torch."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from milepost.supervise.causes import End, StoppedRecord, classify
-from milepost.supervise.torchrun import NAME, VARIABLE, exit_of_the_first, failure_in, first_failure
+from tests.supervise.told import PATIENCE_S, steps_of
 
-SUMMARY = """\
-W1130 11:14:41.156000 32475 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 32504 closing signal SIGTERM
-E1130 11:14:41.188000 32475 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code})
-Traceback (most recent call last):
-  File "/venv/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-             ^^^^^^
-  File "/venv/torch/distributed/launcher/api.py", line 383, in launch_agent
-    raise ChildFailedError(
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: {empty}
-=======================================================
-r.py FAILED
--------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-30_11:14:41
-  host      : localhost
-  rank      : 0 (local_rank: 0)
-  exitcode  : -15 (pid: 32504)  (SIGTERM)
-  error_file: <N/A>
-  traceback : Signal 15 (SIGTERM) received by PID 32504
--------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-30_11:14:41
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : {code} (pid: 32505) {name}
-  error_file: <N/A>
-  traceback : {traceback}
-=======================================================
+pytest.importorskip("torch")
+
+TRAIN = """
+import logging, os, sys
+from pathlib import Path
+
+import numpy as np
+
+from milepost import CheckpointEngine, Stop
+
+logging.basicConfig(level=logging.INFO)
+out, rank = Path(sys.argv[1]), os.environ["RANK"]
+weights = np.zeros(4)
+with CheckpointEngine(out / rank, state={"policy": {"weights": weights}}, stop=Stop(grace="5m")) as engine:
+    engine.resume()
+    os.mkfifo(out / f"gate{rank}")
+    (out / f"error_file{rank}").write_text(os.environ["TORCHELASTIC_ERROR_FILE"])
+    step = 0
+    while True:
+        step += 1
+        weights[:] = step
+        engine.save_if_due(step)
+        if step == 5:
+            open(out / f"gate{rank}", "w").close()  # waits until somebody looks
+            if len(sys.argv) > 2:
+                engine.stop_by(0, path="limit")
 """
-TERMINATED = """\
-W1130 11:14:56.054000 517 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers
-Traceback (most recent call last):
-  File "/venv/torch/distributed/elastic/multiprocessing/api.py", line 86, in _terminate_process_handler
-    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
-torch.distributed.elastic.multiprocessing.api.SignalException: Process 517 got signal: 15
-"""
-ERROR_FILE = {
-    "message": {
-        "message": "ValueError: bad reward",
-        "extraInfo": {
-            "py_callstack": 'Traceback (most recent call last):\n  File "/x/__init__.py", line 367, in wrapper\n    return f()\n'
-            '  File "/tmp/r.py", line 9, in main\n    raise ValueError("bad reward")\nValueError: bad reward\n',
-            "timestamp": "1796037285",
-        },
-        "errorCode": 1,
-    }
-}
 
 
-def summary(code: int, name: str = "", traceback: str = "To enable traceback see: https://pytorch.org/docs") -> str:
-    return SUMMARY.format(code=code, name=name, traceback=traceback, empty="")
+def torchrun(out: Path, workers: int, *arguments: str) -> subprocess.Popen[str]:
+    (out / "train.py").write_text(TRAIN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--log-dir", str(out / "logs")]
+    command += [str(out / "train.py"), str(out), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-KILLED = summary(-9, " (SIGKILL)", "Signal 9 (SIGKILL) received by PID 32505")
+def wait_for(agent: subprocess.Popen[str], gate: Path) -> None:
+    while not gate.exists():
+        assert agent.poll() is None
+    with open(gate) as opened:
+        opened.read()
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (KILLED, -9),
-        (summary(75), 75),
-        (summary(1), 1),
-        (TERMINATED, -15),
-        ("", None),
-        ("Root Cause (first observed failure):\n", None),
-    ],
-)
-def test_the_exit_of_the_first_rank_is_found(text: str, code: int | None) -> None:
-    assert exit_of_the_first(text) == code
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_term_to_torchrun_has_every_worker_save_and_leave(tmp_path: Path, workers: int) -> None:
+    agent = torchrun(tmp_path, workers)
+    try:
+        for rank in range(workers):
+            wait_for(agent, tmp_path / f"gate{rank}")
+        agent.send_signal(signal.SIGTERM)
+        _, said = agent.communicate(timeout=PATIENCE_S)
+    finally:
+        agent.kill()
+        agent.communicate()
+    for rank in range(workers):
+        (step,) = steps_of(tmp_path / str(rank))
+        assert step >= 5
+    assert len(re.findall(r"stopped by SIGTERM: generation 1 of step \d+ is durable", said)) == workers
+    assert "torchrun kills its workers 30 s after SIGTERM" in said
+    # torchrun tells its own end, and not its workers': who wants to know looks at their records.
+    assert agent.returncode == 1
+    assert "forcefully exiting" not in said
 
 
-@pytest.mark.parametrize(
-    ("end", "kind"),
-    [
-        (End(1, None, stderr=KILLED), "killed"),
-        (End(1, None, stderr=KILLED, oom_kills=1), "host-memory"),
-        (End(1, None, stderr=summary(-11, " (SIGSEGV)")), "native"),
-        (End(1, None, stderr="[rank1]: ProcessGroupNCCL aborts\n" + summary(-6, " (SIGABRT)")), "nccl"),
-        (End(1, None, stderr=summary(75)), "requeue-asked"),
-        (End(1, None, stderr=TERMINATED), "terminated"),
-        (End(1, None, stderr=TERMINATED, forwarded=(signal.SIGTERM,)), "stopped-unsaved"),
-        (End(1, None, stderr=TERMINATED, forwarded=(signal.SIGTERM,), stopped=StoppedRecord("SIGTERM", 75)), "preempted"),
-        (End(1, None, stderr='Traceback (most recent call last):\n  File "r.py"\nImportError: no\n' + summary(1)), "import"),
-        (End(1, None, stderr=KILLED, failure=failure_in(json.dumps(ERROR_FILE).encode())), "exception"),
-    ],
-)
-def test_torchruns_1_is_what_its_first_rank_died_of(end: End, kind: str) -> None:
-    assert classify(end).kind == kind
-
-
-def test_a_script_under_record_leaves_its_failure_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch's own words, written as its ErrorHandler writes them: importing torch takes longer than all else here.
-    (tmp_path / NAME).write_text(json.dumps(ERROR_FILE))
-    failure = first_failure(tmp_path)
-    assert failure is not None
-    assert (failure.type, failure.message, failure.at_ns) == ("ValueError", "bad reward", 1796037285 * 10**9)
-    assert "/tmp/r.py" in failure.frames
-
-
-def test_the_same_failure_has_the_same_trace_whenever_it_comes() -> None:
-    later = json.loads(json.dumps(ERROR_FILE))
-    later["message"]["extraInfo"]["timestamp"] = "1796039999"
-    later["message"]["message"] = "ValueError: another reward"
-    elsewhere = json.loads(json.dumps(ERROR_FILE).replace("line 9", "line 10"))
-    traces = [failure.trace for each in (ERROR_FILE, later, elsewhere) if (failure := failure_in(json.dumps(each).encode()))]
-    assert traces[0] == traces[1] != traces[2]
-
-
-def test_what_milepost_recorded_itself_comes_before_what_torch_did(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(json.dumps(ERROR_FILE))
-    code = (
-        "import sys\nfrom milepost.clock import SystemClock\nfrom milepost.supervise.failure_record import Watch\n"
-        "Watch(sys.argv[1], SystemClock(), lambda: 7)\nraise KeyError('x')"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True)
-    failure = first_failure(tmp_path)
-    assert failure is not None
-    assert (failure.type, failure.step) == ("KeyError", 7)
-
-
-def test_an_attempt_that_left_nothing_has_no_failure(tmp_path: Path) -> None:
-    assert first_failure(tmp_path) is None
-    assert VARIABLE.isupper()
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"message": "Signal 9"}', b'{"message": {"message": 1}}', b"[" * 100_000])
-def test_another_file_is_no_failure(data: bytes) -> None:
-    assert failure_in(data) is None
-
-
-@given(
-    st.binary(max_size=60)
-    | st.recursive(
-        st.none() | st.text(max_size=5),
-        lambda each: st.dictionaries(st.sampled_from(["message", "extraInfo", "timestamp", "py_callstack"]), each, max_size=4),
-    ).map(lambda each: json.dumps(each).encode())
-)
-def test_whatever_is_in_the_file_nothing_is_raised(data: bytes) -> None:
-    failure_in(data)
+def test_a_worker_that_leaves_by_itself_ends_with_75_and_writes_no_error_file(tmp_path: Path) -> None:
+    agent = torchrun(tmp_path, 1, "leave")
+    try:
+        wait_for(agent, tmp_path / "gate0")
+        _, said = agent.communicate(timeout=PATIENCE_S)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert re.search(r"exitcode\s+: 75", said)
+    assert not Path((tmp_path / "error_file0").read_text()).exists()
+    assert len(steps_of(tmp_path / "0")) == 1

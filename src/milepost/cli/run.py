@@ -18,8 +18,10 @@ from milepost.lifecycle.amounts import seconds_of
 from milepost.supervise.beating import Pulse
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
+from milepost.supervise.memory import OomKills
 from milepost.supervise.policy import Limits
 from milepost.supervise.printing import Console
+from milepost.supervise.requeue import MOST, requeue
 from milepost.supervise.running import Bench, Outcome, Report, Request
 from milepost.supervise.running import run as keep_running
 
@@ -51,6 +53,14 @@ _FOREVER = "-1: without limit."
 )
 @click.option("--notice", metavar="WHERE", help="Where preemption is announced: a path, a URL, ec2, gcp, azure.")
 @click.option("--limit", metavar="TIME", help="Have it save and leave after so long.")
+@click.option(
+    "--requeue",
+    "when",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="auto: in a SLURM job, ask for another start of it; everywhere, exit code 75 says so.",
+)
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
@@ -64,6 +74,7 @@ def run(
     hang_after: str,
     notice: str | None,
     limit: str | None,
+    when: str,
     log: Path | None,
     as_json: bool,
 ) -> int:
@@ -90,7 +101,10 @@ def run(
     journal = Journal(console, clock, log, as_json=as_json)
     with Hearing(for_good=bool((click.get_current_context().obj or {}).get("is_a_program"))) as ear:
         try:
-            outcome = keep_running(request, Bench(clock, ear, console, journal, _folder()))
+            bench = Bench(clock, ear, console, journal, _folder(), OomKills().grown)
+            if when == "auto":
+                bench.requeue = partial(requeue, os.environ, most=MOST if max_preemptions < 0 else max_preemptions)
+            outcome = keep_running(request, bench)
         finally:
             journal.close()
     if as_json:

@@ -5,6 +5,7 @@ Nothing here waits: whoever runs it calls `Attempt.poll` several times a second,
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping
@@ -25,6 +26,7 @@ from milepost.supervise.printing import Console, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.torchrun import error_file
 from milepost.supervise.wording import name_of, shown
 
 LOOK_S = 1.0
@@ -72,25 +74,37 @@ class Attempt:
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
-        environment = {**order.environment, SUPERVISED: str(order.folder)}
+        environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
         self._process, reading = start(order.command, environment, order.cwd, order.mask)
         self.pid = self._process.pid
         LEADERS.add(self.pid)
-        self._tee = Tee(reading, console)
+        self._tee = self._listening(reading, console)
         self._group = Group(self.pid, order.folder, is_alone=order.is_alone)
         self._pulse = order.pulse() if order.pulse is not None else None
-        self._looked_ns = self._began_ns
+        self._looked_ns = self._listed_ns = self._began_ns
         self._forwarded: list[int] = []
         self._resumed: set[str] = set()
         self._kill_ns: int | None = None
-        self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = False
+        self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = self._is_stuck = False
         self._stacks: Stacks | None = None
         self._status: tuple[int | None, int | None] | None = None
         self._ended_ns = 0
         self._question: Question | None = None
+        self._said = -1, 0
+        """How much it had said when that was looked at, and when it was more than before."""
         self._end: End | None = None
+
+    def _listening(self, reading: int, console: Console) -> Tee:
+        try:
+            return Tee(reading, console)
+        except RuntimeError as error:  # no room for a thread: then it is not started either
+            self._process.kill()
+            self._process.wait()
+            LEADERS.discard(self.pid)
+            os.close(reading)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     @property
     def is_running(self) -> bool:
@@ -128,7 +142,8 @@ class Attempt:
     def poll(self) -> End | None:
         """Do what is to be done now, and return how it ended once nothing of it is left. Never blocks."""
         now_ns = self._clock.monotonic_ns()
-        if self._end is None and self._has_ended(now_ns) and self._is_alone_now(now_ns) and self._is_answered(now_ns):
+        ahead = (self._has_ended, self._is_alone_now, self._is_answered, self._has_said_all)
+        if self._end is None and all(step(now_ns) for step in ahead):
             self._end = self._over()
         return self._end
 
@@ -147,18 +162,33 @@ class Attempt:
         if self._status is None:
             self._status, self._ended_ns = status_of(self.pid), now_ns
         if self._status is None:
-            if self._kill_ns is not None and now_ns >= self._kill_ns and not self._killed_after_grace:
-                self._killed_after_grace = True
-                self._tell("killed", "the grace period is over: killed", grace_s=self.order.grace_s)
-                os.kill(self.pid, signal.SIGKILL)
+            self._enforce_the_grace_period(now_ns)
             if (now_ns - self._looked_ns) / 1e9 >= LOOK_S:
                 self._looked_ns = now_ns
-                # Known by this look, whatever they make of themselves later.
-                self._group.left()
-                found = self.beats
-                self._tell_of(found)
-                self._judge(now_ns, found)
+                self._look(now_ns)
         return self._status is not None
+
+    def _enforce_the_grace_period(self, now_ns: int) -> None:
+        if self._kill_ns is None or now_ns < self._kill_ns:
+            return
+        if not self._killed_after_grace:
+            self._killed_after_grace = True
+            self._tell("killed", "the grace period is over: killed", grace_s=self.order.grace_s)
+            os.kill(self.pid, signal.SIGKILL)
+        elif not self._is_stuck and (now_ns - self._kill_ns) / 1e9 >= _STUCK_S:
+            self._is_stuck = True
+            self._tell("stuck", f"killed, and still there: pid {self.pid}; a disk or a driver holds it", pids=[self.pid])
+
+    def _look(self, now_ns: int) -> None:
+        if now_ns >= self._listed_ns:
+            # Known by this look, whatever they make of themselves later. It may cost a fiftieth of the time.
+            self._group.left()
+            took_ns = self._clock.monotonic_ns() - now_ns
+            self._listed_ns = now_ns + 50 * took_ns
+        self._oom_kills()  # the group in which they are counted may be gone with the command
+        found = self.beats
+        self._tell_of(found)
+        self._judge(now_ns, found)
 
     def _tell_of(self, found: Mapping[str, Beats]) -> None:
         for name, each in found.items():
@@ -229,8 +259,13 @@ class Attempt:
             self._looked_ns = now_ns
         return self._question.is_answered or (now_ns - self._looked_ns) / 1e9 >= _ANSWER_S
 
+    def _has_said_all(self, now_ns: int) -> bool:
+        """Wait for its last words as long as they come: nobody may read them, and somebody may hold the pipe open for ever."""
+        if self._tee.passed_on != self._said[0]:
+            self._said = self._tee.passed_on, now_ns
+        return self._tee.is_over or (now_ns - self._said[1]) / 1e9 >= _OUTPUT_S
+
     def _over(self) -> End:
-        self._tee.end(_OUTPUT_S)
         LEADERS.discard(self.pid)
         self._process.wait()
         assert self._status is not None

@@ -139,6 +139,13 @@ _TYPES = {
     "ConnectionAbortedError": "connection",
     "TimeoutError": "connection",
 }
+_OURS = {
+    "milepost.errors.ConflictError": "another-writer",
+    "milepost.errors.MismatchError": "mismatch",
+    "milepost.errors.CorruptError": "damaged",
+    "milepost.errors.UsageError": "usage",
+}
+"""What is known of an error of milepost by its name alone: raised before the process listened, it has left no record."""
 _ERRNOS = {
     errno.ENOSPC: "disk-full",
     errno.EDQUOT: "disk-full",
@@ -175,13 +182,14 @@ def _by_the_end(end: End, text: str) -> Found | None:
         return "done", "it ended with exit code 0"
     if end.killed_after_grace and not end.hung:
         return "grace-too-short", "it did not end within its grace period, and was killed"
+    if end.hung and not (end.stopped is not None and not end.stopped.path.startswith("SIG")):
+        # It may still have saved, when the SIGTERM that ended it reached it; that it hung is what somebody wants to know.
+        where = f" in phase {shown(end.phase)!r}" if end.phase else ""
+        return "hang", f"its heartbeat stopped{where}{_at(end.step)}; it was ended"
     # Whatever the exit is then: torchrun's is 1, and a device's library may crash when all is saved. But an engine that could
     # not save says so, and only a peer that fails because this process has left says nothing.
     if end.stopped is not None and (end.failure is None or _of_a_record(end.failure, text)[0] in ("connection", "nccl")):
         return _of_a_stop(end.stopped)
-    if end.hung:
-        where = f" in phase {shown(end.phase)!r}" if end.phase else ""
-        return "hang", f"its heartbeat stopped{where}{_at(end.step)}; it was ended"
     return None
 
 
@@ -276,7 +284,7 @@ def _of_a_record(failure: FailureRecord, text: str) -> Found:
 def _of_an_exception(name: str, message: str, text: str, words: str = "") -> Found:
     words = words or shown(f"{name}: {message}" if message else name)
     short = name.rpartition(".")[2]
-    kind = _TYPES.get(short) or symptom(f"{name}: {message}") or "exception"
+    kind = _TYPES.get(short) or _OURS.get(name) or symptom(f"{name}: {message}") or "exception"
     if kind == "exception":
         # "could not save" from "no space left on device": the first knows more.
         kind = next((found for each in chained(text) if (found := symptom(each)) in _BENEATH), kind)

@@ -8,19 +8,17 @@ from typing import Any
 from milepost.engine.beats import Beats
 from milepost.supervise.beating import beats_of, stopped_of
 from milepost.supervise.causes import End
-from milepost.supervise.failure_record import read_failures
+from milepost.supervise.torchrun import first_failure
 
 
 def end_of(folder: Path, exit_code: int | None, signal: int | None, **seen: Any) -> End:
     """Return how an attempt ended; ``seen`` holds the fields of `End` that were seen from outside."""
     found = [*beats_of(folder).values()]
     telling = max(found, key=_tells, default=None)
-    failures = read_failures(folder)
     return End(
         exit_code,
         signal,
-        # Those that waited for the one that failed fail after it.
-        failure=failures[-1] if failures else None,
+        failure=first_failure(folder),
         stopped=stopped_of(folder),
         phase=telling.phase if telling else "",
         step=max((each.step for each in found), default=-1),

@@ -110,11 +110,14 @@ class Group:
     def __init__(self, leader: int, folder: Path, *, is_alone: bool) -> None:
         """Belong to ``leader``, which was started with ``folder`` in `FOLDER` and is not reaped before `left` is empty.
 
-        ``is_alone``: this process starts no other command, so whoever it adopts is of this one. PID 1 adopts strangers, too.
+        ``is_alone``: this process starts no other command, so whoever it adopts is of this one. Not so for PID 1, nor where it
+        has children already: a shell's, which became `milepost run` by an ``exec``, and which may leave orphans of their own.
         """
         self._leader = leader
         self._tag = f"{FOLDER}={folder}".encode()
-        self._is_alone = is_alone and os.getpid() != 1
+        here = os.getpid()
+        others = (each for each in processes().values() if each.parent == here and each.pid not in {leader, *LEADERS})
+        self._is_alone = is_alone and here != 1 and not any(others)
         self._known: dict[int, int] = {}
         self._told: dict[tuple[int, int], bool] = {}
 

@@ -27,6 +27,8 @@ class Hearing:
 
     def __enter__(self) -> Hearing:
         self.before = {*signal.pthread_sigmask(signal.SIG_BLOCK, {*self._heard, signal.SIGCHLD})}
+        # Whoever started us may ignore it: the kernel would then throw the status of every child away.
+        self._of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -35,6 +37,7 @@ class Hearing:
         # What came too late to be heard was meant for the command, which is gone.
         while signal.sigtimedwait({*self._heard, signal.SIGCHLD}, 0) is not None:
             pass
+        signal.signal(signal.SIGCHLD, self._of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
     def wait(self, seconds: float) -> int | None:

@@ -50,8 +50,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if min(self.failures, self.infrastructure, self.preemptions) < -1:
-            facts = {"failures": self.failures, "infrastructure": self.infrastructure, "preemptions": self.preemptions}
-            raise UsageError("a number of restarts is 0 or more; -1 is without limit", kind="bad-setting", **facts)
+            raise UsageError("a number of restarts is 0 or more; -1 is without limit", kind="bad-setting", limits=self)
         first, longest = self.backoff_s
         if not 0 <= first <= longest < float("inf"):
             hint = "the first wait and the longest, in seconds"
@@ -115,7 +114,7 @@ class Policy:
         refusal = self._refusal(end, cause, kind)
         if refusal:
             return Decision("stop", 0.0, code, refusal)
-        self._pay(cause, kind)
+        self._pay(end, cause, kind)
         if asked_to_stop or kind.is_leaving:
             why = "milepost run was told to end" if asked_to_stop else "this machine or its time is about to end"
             return Decision("requeue", 0.0, REQUEUE, f"{why}: start it again to go on")
@@ -149,10 +148,10 @@ class Policy:
         self._seen.add(here)
         return came_before
 
-    def _pay(self, cause: Cause, kind: Kind) -> None:
+    def _pay(self, end: End, cause: Cause, kind: Kind) -> None:
         self._spent[cause.budget] += 1
         self._by_kind[cause.kind] += 1
-        self._doubtful += kind.back_after > 0
+        self._doubtful += kind.back_after > 0 and not end.published
         limit = self._limit(cause)
         self._standing = f"{_NAMES[cause.budget]} {self._spent[cause.budget]}" + (f"/{limit}" if limit >= 0 else "")
 

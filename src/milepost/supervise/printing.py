@@ -9,6 +9,8 @@ import threading
 from collections import deque
 from contextlib import suppress
 
+from milepost.supervise.symptoms import readable
+
 TAIL_BYTES = 64 << 10
 _AT_ONCE = select.PIPE_BUF
 _BACKLOG = 1000
@@ -68,6 +70,7 @@ class Console:
         try:
             if self._descriptor < 0:
                 sys.stderr.write(data.decode(errors="replace"))
+                sys.stderr.flush()
                 return
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -82,7 +85,8 @@ class Tee:
         self._descriptor = descriptor
         self._console = console
         self._tail: deque[bytes] = deque()
-        self._kept = self._passed_on = 0
+        self._kept = self.passed_on = 0
+        """The second: how many bytes were, so far."""
         self._thread = threading.Thread(target=self._read, name="milepost-stderr", daemon=True)
         self._thread.start()
 
@@ -91,7 +95,7 @@ class Tee:
             while data := os.read(self._descriptor, 1 << 16):
                 self._keep(data)
                 self._console.pass_on(data)
-                self._passed_on += len(data)
+                self.passed_on += len(data)
         os.close(self._descriptor)
 
     def _keep(self, data: bytes) -> None:
@@ -100,17 +104,12 @@ class Tee:
         while self._kept - len(self._tail[0]) >= TAIL_BYTES:
             self._kept -= len(self._tail.popleft())
 
-    def end(self, within_s: float) -> None:
-        """Wait for the end of what was written, as long as something comes within so long.
-
-        Nobody may read what we pass on, and somebody who was left alone may hold the pipe open for ever.
-        """
-        before = -1
-        while self._thread.is_alive() and before < self._passed_on:
-            before = self._passed_on
-            self._thread.join(within_s)
+    @property
+    def is_over(self) -> bool:
+        """Say whether all was passed on."""
+        return not self._thread.is_alive()
 
     @property
     def tail(self) -> str:
         """Return the last of it as text, whatever bytes it was."""
-        return b"".join([*self._tail])[-TAIL_BYTES:].decode("utf-8", "replace")
+        return readable(b"".join([*self._tail])[-TAIL_BYTES:])

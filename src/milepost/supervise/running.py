@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from milepost.clock import Clock
+from milepost.engine.redact import redacted
 from milepost.errors import UsageError
 from milepost.supervise import wording
 from milepost.supervise.attempt import Attempt, Order, forget
@@ -25,6 +27,7 @@ from milepost.supervise.hearing import ENDING
 from milepost.supervise.journal import Journal
 from milepost.supervise.policy import INTERRUPTED, REQUEUE, Decision, Limits, Policy
 from milepost.supervise.printing import Console
+from milepost.supervise.requeue import attempts_before
 from milepost.supervise.roots import Newest
 from milepost.supervise.starting import name_of_signal
 
@@ -146,7 +149,7 @@ class _Run:
                 return self._over(code, f"{name_of_signal(self.asked or 0)} came before it was started again")
 
     def _attempt(self) -> Report:
-        number = self.bench.journal.attempt = len(self.reports) + 1
+        number = self.bench.journal.attempt = attempts_before(self.request.environment) + len(self.reports) + 1
         attempt = self._started(number)
         end = attempt if isinstance(attempt, End) else self._watched(attempt)
         newest = () if isinstance(attempt, End) else attempt.newest
@@ -184,7 +187,7 @@ class _Run:
             bench.journal("not-started", f"attempt {number} could not be started: {error.strerror}")
             return End(_NOT_STARTED, None, stderr=str(error))
         told = [f"{name}={value}" for name, value in environment.items() if name in ("MILEPOST_RESUME", "MILEPOST_SKIP")]
-        words = " ".join([*told, *request.command])
+        words = redacted(" ".join([*told, shlex.join(request.command)]))
         bench.journal("started", f"attempt {number}: {words} (pid {attempt.pid})", pid=attempt.pid, told=told)
         return attempt
 

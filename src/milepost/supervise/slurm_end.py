@@ -28,10 +28,10 @@ def asked_left_s(environment: Mapping[str, str]) -> tuple[float | None, str]:
     What is left and not when it ends: that is told in the time zone of whoever is asked.
     """
     job = job_of(environment)
-    text, trouble = _answer("squeue", "--noheader", "--jobs", job, "--format", "%L")
+    text, trouble = ask("squeue", "--noheader", "--jobs", job, "--format", "%L")
     if text is not None:
         return seconds_left(text), text.strip()
-    text, second = _answer("scontrol", "--oneliner", "show", "job", job)
+    text, second = ask("scontrol", "--oneliner", "show", "job", job)
     if text is None:
         return None, f"{trouble}; {second}"
     run, limit = (re.search(rf"\b{name}=(\S+)", text) for name in ("RunTime", "TimeLimit"))
@@ -58,7 +58,7 @@ def seconds_left(text: str) -> float | None:
     return float(((days + days_only) * 24 + hours + hours_only) * 3600 + (minutes + minutes_only) * 60 + seconds)
 
 
-def _answer(*command: str) -> tuple[str | None, str]:
+def ask(*command: str) -> tuple[str | None, str]:
     """Return what a program prints; else None, and why not."""
     program = shutil.which(command[0])
     if program is None:

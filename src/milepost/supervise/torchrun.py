@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from milepost.supervise.failure_record import FailureRecord, read_failures
@@ -20,6 +21,12 @@ _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\n(?:.*\n){0,6}
 _GOT_SIGNAL = re.compile(r"^(?:[\w.]{1,80}\.)?SignalException: Process \d{1,9} got signal: (\d{1,3})$", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "([^"\n]{1,1000})", line (\d{1,9}), in (.{1,200})$', re.MULTILINE)
 _NAMED = re.compile(r"\A((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: |\Z)")
+
+
+def error_file(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return what has torchrun write down the first failure in an attempt's folder, unless the user wants it elsewhere."""
+    given = environment.get(VARIABLE, "")
+    return {} if given and os.path.basename(given) != NAME else {VARIABLE: str(folder / NAME)}
 
 
 def exit_of_the_first(text: str) -> int | None:

@@ -44,7 +44,7 @@ def span(seconds: float) -> str:
 def ended(end: End, cause: Cause) -> str:
     """Return how an attempt ended, and why."""
     how = f"killed by {name_of_signal(end.signal)}" if end.signal is not None else f"exit code {end.exit_code}"
-    return f"{how} after {span(end.duration_s)}: {cause.text}"
+    return f"{how} after {span(end.duration_s)}" + (f": {cause.text}" if cause.kind != "done" else "")
 
 
 def standing(newest: Iterable[Newest], end: End) -> list[str]:
@@ -56,7 +56,7 @@ def standing(newest: Iterable[Newest], end: End) -> list[str]:
 def _standing(each: Newest, step: int) -> str:
     if not each.number:
         return f"{shown(each.root)}: nothing saved yet"
-    new = "" if each.is_new else ", from before this attempt"
+    new = "" if each.is_new else ", not of this attempt"
     lost = f"; {step - each.step:,} steps lost" if step > each.step >= 0 else ""
     return f"{shown(each.root)}: {name_of(each.number)} (step {each.step:,}) is the newest{new}{lost}"
 
