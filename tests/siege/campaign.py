@@ -24,6 +24,7 @@ from tests.siege.plans import CHOSEN, Plan, Plans
 from tests.siege.strikes import PHASES, Slots
 from tests.siege.training import alone
 
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """Be one kind of run: who trains, and with which settings."""
@@ -34,6 +35,10 @@ class Kind:
     """It is told with each start how far to train; else there is one end to it."""
     outside: float = 0.2
     """How many of the strikes come from outside, at any moment."""
+    rivals: bool = True
+    """Others may be started beside it."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """How many lines run in each phase, about; counted if it is not said."""
 
 
 KINDS = {
@@ -44,9 +49,11 @@ KINDS = {
     "worker": Kind({"writer": "thread", "worker": True}, outside=0.6),
     "two engines": Kind({"writer": "thread", "roots": ["actor", "critic"]}),
 }
+_LINES = {"start": 10_000, "claim": 9_000, "staging": 10_000, "training": 2_000, "writing": 8_000, "stopping": 1_600}
+_FEW = {"resume": 400, "safe point": 200, "publishing": 1_500, "retiring": 800, "closing": 400, "exit": 100, "late": 0}
 SB3 = {
-    "ppo": Kind({"scenario": "ppo"}, "tests.siege.sb3_trainer", elastic=False),
-    "dqn": Kind({"scenario": "dqn"}, "tests.siege.sb3_trainer", elastic=False),
+    name: Kind({"scenario": name}, "tests.siege.sb3_trainer", elastic=False, outside=0.4, rivals=False, lines=_LINES | _FEW)
+    for name in ("ppo", "dqn")
 }
 STARTS_PER_ROOT = 10
 """Every claim leaves a term for good, and reading them costs time."""
@@ -232,13 +239,13 @@ def besiege(
     with Nursery(place, trainer) as one, Nursery(place, trainer) as two:
         for number, (name, kind) in enumerate(itertools.cycle(kinds.items())):
             if name not in known:
-                known[name] = lines_of(place / "lines", kind, one), alone_at(place / "alone", kind, one)
+                known[name] = kind.lines or lines_of(place / "lines", kind, one), alone_at(place / "alone", kind, one)
                 tell(f"{name}, lines: {known[name][0]}")
             lines, hashes = known[name]
             campaign = Campaign(place / str(number), kind, (one, two), hashes)
             try:
                 for _ in range(STARTS_PER_ROOT):
-                    plan = drawn.draw(lines, taken_over=len(campaign.roots) == 1, outside=kind.outside)
+                    plan = drawn.draw(lines, taken_over=len(campaign.roots) == 1, rivals=kind.rivals, outside=kind.outside)
                     toll.count(campaign.strike(plan, chance.randint(2, 6)))
                     if toll.strikes >= count or campaign.has_ended:
                         break

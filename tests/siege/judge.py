@@ -156,7 +156,9 @@ class Root:
         safe = [note.rest[1] for note in end.all_of("safe") if note.rest[0] == name]
         if end.code in SOFT.values() and safe:
             saved = {step for _, step in self.seen.values()}
-            assert safe[-1] in saved, f"start {end.name} left with {end.code}, and safe point {safe[-1]} is not among {sorted(saved)}"
+            assert safe[-1] in saved, (
+                f"start {end.name} left with {end.code}, and safe point {safe[-1]} is not among {sorted(saved)}"
+            )
 
 
 def _record(data: bytes) -> dict[str, Any]:

@@ -26,17 +26,23 @@ class Hang(AssertionError):
 
 
 class Nursery:
-    """Have trainers forked, one at a time."""
+    """Have trainers forked, one at a time. The process is there from the first one on."""
 
     def __init__(self, place: Path, module: str = "tests.siege.trainer") -> None:
         self.pid = 0
-        self._stacks = place / "stacks"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.output = place / "output"
-        with self.output.open("a") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.siege.nursery", module], stdin=-1, stdout=-1, stderr=output, env=environment
-            )
+        self._stacks = place / "stacks"
+        self._module = module
+        self._started: subprocess.Popen[bytes] | None = None
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        if self._started is None:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            command = [sys.executable, "-m", "tests.siege.nursery", self._module]
+            with self.output.open("a") as output:
+                self._started = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=output, env=environment)
+        return self._started
 
     def start(self, order: dict[str, Any]) -> int:
         """Start a trainer and return its PID. With ``cold`` in the order it is an interpreter of its own."""
@@ -73,6 +79,8 @@ class Nursery:
         return int.from_bytes(data, "little")
 
     def close(self) -> None:
+        if self._started is None:
+            return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -125,5 +133,5 @@ if __name__ == "__main__":
     order = next_order()
     if order is not None:
         if order.get("cold"):
-            os.execv(sys.executable, [sys.executable, "-m", sys.argv[1], json.dumps(order)])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, "-m", sys.argv[1], json.dumps(order)])
         trainer.main(order)

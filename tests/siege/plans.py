@@ -54,7 +54,7 @@ class Plans:
         self.chance = chance
         self._deck: list[str] = []
 
-    def draw(self, lines: Mapping[str, int], *, taken_over: bool = True, outside: float = 0.2, cold: float = 0.01) -> Plan:
+    def draw(self, lines: Mapping[str, int], *, taken_over: bool = True, rivals: bool = True, outside: float = 0.2) -> Plan:
         """Draw one. ``lines`` says how many lines run in each phase that there is."""
         chance = self.chance
         signals = (chance.choice(SINGLE),) if chance.random() < 0.75 else chance.choice(DOUBLE)
@@ -65,15 +65,21 @@ class Plans:
         if "stopping" in lines and len(signals) > 1 and chance.random() < 0.3:
             phases[1] = "stopping"
         strikes = tuple(
-            Strike(phase, 1 if phase in ONCE or number else chance.randint(1, 4), chance.randint(0, lines[phase]), int(signals[number]))
+            Strike(
+                phase,
+                1 if phase in ONCE or number else chance.randint(1, 4),
+                chance.randint(0, lines[phase]),
+                int(signals[number]),
+            )
             for number, phase in enumerate(phases)
         )
         if signal.SIGSTOP in signals:
             rival = chance.choice((ALONE, ALONE, REFUSED, WAITS, TAKES_OVER if taken_over else REFUSED))
         else:
             rival = chance.choice((ALONE, ALONE, ALONE, WAITS))
+        rival = rival if rivals else ALONE
         everyone = chance.random() < 0.5
-        return Plan(strikes, chance.random() < outside, everyone, rival, chance.random() < cold)
+        return Plan(strikes, chance.random() < outside, everyone, rival, chance.random() < 0.01)
 
     def _phase(self, lines: Mapping[str, int]) -> str:
         while True:

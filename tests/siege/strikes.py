@@ -17,18 +17,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+_ENGINE = "milepost.engine.checkpoint_engine:CheckpointEngine"
 FUNCTIONS = {
-    "claim": ("milepost.engine.checkpoint_engine:CheckpointEngine.claim",),
-    "resume": ("milepost.engine.checkpoint_engine:CheckpointEngine.resume",),
-    "safe point": ("milepost.engine.checkpoint_engine:CheckpointEngine.save_if_due", "milepost.engine.checkpoint_engine:CheckpointEngine.save"),
+    "claim": (f"{_ENGINE}.claim",),
+    "resume": (f"{_ENGINE}.resume",),
+    "safe point": (f"{_ENGINE}.save_if_due", f"{_ENGINE}.save"),
     "staging": ("milepost.engine.saving:capture",),
-    "waiting": ("milepost.engine.checkpoint_engine:CheckpointEngine.wait",),
+    "waiting": (f"{_ENGINE}.wait",),
     "stopping": ("milepost.engine.safe_points:SafePoints._leave",),
     "writing": ("milepost.engine.writer:place",),
     "publishing": ("milepost.engine.writer:_commit",),
     "retiring": ("milepost.engine.saving:clear_up", "milepost.engine.writer_process:clear_up"),
-    "closing": ("milepost.engine.checkpoint_engine:CheckpointEngine.close",),
-}  # fmt: skip
+    "closing": (f"{_ENGINE}.close",),
+}
 """Which functions make up a phase, where they are looked up. The trainer itself says when it is in the others."""
 PHASES = ("start", "training", *FUNCTIONS, "ended", "exit", "late")
 

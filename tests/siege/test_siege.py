@@ -33,6 +33,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_that_is_struck_a_hundred_times_in_every_phase_loses_nothing_and_never_hangs(place: Path) -> None:
     toll = besiege(place, 100, SEED, tell=print)
     print(toll)
@@ -42,6 +43,7 @@ def test_a_run_that_is_struck_a_hundred_times_in_every_phase_loses_nothing_and_n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_milepost_run_looks_after_ends_as_if_nobody_had_struck_it_and_leaves_no_process(place: Path) -> None:
     toll = besiege_runs(place, 12, SEED, tell=print)
     print(toll)
@@ -150,7 +152,9 @@ def test_a_clean_stop_that_left_its_safe_point_behind_is_told(root: Root) -> Non
 
 def test_other_bits_and_lost_steps_are_told() -> None:
     hashes = {1: "one", 2: "two"}
-    check_steps([Note("1", "resumed", (1, "one")), Note("1", "acknowledged", ("run", 1, 2)), Note("2", "end", (2, "two"))], hashes)
+    check_steps(
+        [Note("1", "resumed", (1, "one")), Note("1", "acknowledged", ("run", 1, 2)), Note("2", "end", (2, "two"))], hashes
+    )
     with pytest.raises(AssertionError, match="with other bits"):
         check_steps([Note("1", "resumed", (1, "two"))], hashes)
     with pytest.raises(AssertionError, match="resumed at 1; 2 was acknowledged"):

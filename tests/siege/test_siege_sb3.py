@@ -12,7 +12,7 @@ import pytest
 from milepost.testing.power import scratch
 from tests.siege.campaign import SB3, besiege
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_scripts_of_stable_baselines3_that_are_struck_twenty_times_end_with_the_same_bits() -> None:

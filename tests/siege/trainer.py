@@ -147,7 +147,14 @@ class Run:
         known = ("writer", "grace", "lease_wait", "take_over")
         settings = {key: self.order[key] for key in known if key in self.order}
         keep = Keep(last=3 if "roots" in self.order else 2)
-        return CheckpointEngine(Path(self.order["place"]) / name, state=state, when=every(steps=self.order.get("every", 1)), keep=keep, stop=Stop(grace=self.order.get("leaves", "10m")), **settings)
+        return CheckpointEngine(
+            Path(self.order["place"]) / name,
+            state=state,
+            when=every(steps=self.order.get("every", 1)),
+            keep=keep,
+            stop=Stop(grace=self.order.get("leaves", "10m")),
+            **settings,
+        )
 
     def train(self) -> None:
         with ExitStack() as held:

@@ -1,4 +1,4 @@
-"""Be what is trained while the siege goes on: a few arrays, a replay ring, counters, three generators. Knows nothing of milepost."""
+"""Be what is trained in the siege: a few arrays, a replay ring, counters, three generators. Knows nothing of milepost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Training:
 
     def __init__(self, told: Callable[[], object] = lambda: None) -> None:
         random.seed(11)
-        np.random.seed(12)  # noqa: NPY002 - the process-wide generator is to be saved, too
+        np.random.seed(12)
         self.own = np.random.default_rng(13)
         self.weights, self.moments = np.zeros(48), np.zeros(48)
         self.frozen = np.arange(256.0)
@@ -33,10 +33,10 @@ class Training:
         """Train one step: a row goes into the ring, a batch comes out of it."""
         row = self.steps % CAPACITY
         self.observations[row] = self.own.normal(size=6) + self.weights[:6]
-        self.rewards[row] = random.random()  # noqa: S311
+        self.rewards[row] = random.random()
         self.told()
         batch = self.own.integers(0, min(self.steps + 1, CAPACITY), 5)
-        gradient = np.random.normal(size=48)  # noqa: NPY002
+        gradient = np.random.normal(size=48)
         gradient[:6] += self.observations[batch].mean(axis=0) * self.rewards[batch].sum()
         self.moments += 0.1 * (gradient - self.moments)
         self.weights += 0.01 * self.moments
@@ -48,7 +48,7 @@ class Training:
         rows = min(self.steps, CAPACITY)  # what lies beyond was never written, and is nobody's
         for array in (self.weights, self.moments, self.frozen, self.observations[:rows], self.rewards[:rows]):
             found.update(array.tobytes())
-        generators = (random.getstate(), np.random.get_state()[1:3], self.own.bit_generator.state)  # noqa: NPY002
+        generators = (random.getstate(), np.random.get_state()[1:3], self.own.bit_generator.state)
         found.update(repr((self.counters, [_plain(each) for each in generators])).encode())
         return found.hexdigest()[:24]
 
@@ -59,7 +59,7 @@ def _plain(state: Any) -> Any:
 
 def alone(steps: int) -> list[str]:
     """Return the hash after each number of steps of training that nobody disturbs or saves. Leaves the generators as they are."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()
     try:
         training = Training()
         hashes = [training.bits()]
@@ -69,4 +69,4 @@ def alone(steps: int) -> list[str]:
         return hashes
     finally:
         random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
+        np.random.set_state(before[1])

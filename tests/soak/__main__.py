@@ -1,4 +1,4 @@
-"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, signals, until the counts are reached; then grow old; `make soak`.
+"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, signals, so many of each; then grow old; `make soak`.
 
 Prints what was tried and what was lost, and exits with 1 if anything was, or if less was tried than asked for.
 """

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.power.runs import replay_runs, small
+from tests.sick.injections import faults
 from tests.siege.campaign import besiege
 from tests.siege.supervised import besiege_runs
-from tests.sick.injections import faults
 from tests.soak.deaths import deaths
 from tests.soak.flips import flips
 from tests.soak.kills import kills
@@ -88,6 +88,10 @@ def strikes(place: Path, count: int, seed: int, tell: Callable[[str], object]) -
     for name, attack, times in (("alone", besiege, count), ("milepost run", besiege_runs, count // 20)):
         toll = attack(place / name, times, seed)
         tell(f"{name}: {toll}")
-        missed = [f"nothing was ever struck in: {', '.join(toll.missed())}"] if count >= 100 and attack is besiege and toll.missed() else []
+        missed = (
+            [f"nothing was ever struck in: {', '.join(toll.missed())}"]
+            if count >= 100 and attack is besiege and toll.missed()
+            else []
+        )
         total += Tally(operations=toll.starts, strikes=toll.strikes, lost=toll.lost + missed)
     return total
