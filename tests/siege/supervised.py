@@ -56,8 +56,11 @@ class Supervised:
 
         ``hasty``: where that was killed nothing is waited for, and the next one finds a command that still leaves.
         """
+        said = self.said_bytes()
         process = self.start(attempts, until)
         if blow is not None:
+            while self.said_bytes() == said and process.poll() is None:
+                threading.Event().wait(0.01)  # an interpreter that a Ctrl-C strikes as it begins ends in its own ways
             threading.Event().wait(moment * _LIVES_S)
             process.send_signal(blow)
         code = self.end_of(process)
@@ -84,6 +87,10 @@ class Supervised:
         except subprocess.TimeoutExpired:
             process.kill()
             raise AssertionError(f"milepost run did not end:\n{self.told()}") from None
+
+    def said_bytes(self) -> int:
+        log = self.place / "log"
+        return log.stat().st_size if log.exists() else 0
 
     def told(self) -> str:
         return (self.place / "output").read_text()[-3000:]
