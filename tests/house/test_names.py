@@ -68,6 +68,11 @@ def test_looking_at_a_run_imports_no_more_than_it_needs() -> None:
     assert modules_after("import milepost.cli.main", "import milepost.cli.look").isdisjoint({"numpy", "zstandard", "torch"})
 
 
+def test_supervising_a_command_imports_neither_numpy_nor_its_threads() -> None:
+    script = ("import milepost.cli.main", "import milepost.cli.up", "import milepost.cli.run")
+    assert modules_after(*script).isdisjoint({"numpy", "zstandard", "torch"})
+
+
 def test_the_version_is_the_one_that_was_installed() -> None:
     from importlib.metadata import version
 

@@ -132,11 +132,11 @@ def test_a_system_without_room_for_a_process_is_asked_again(tmp_path: Path, monk
 
     real, failures = attempt.start, [12, 11]
 
-    def start(*arguments: Any) -> Any:
+    def start(*arguments: Any, **more: Any) -> Any:
         if failures:
             number = failures.pop()
             raise OSError(number, os.strerror(number))
-        return real(*arguments)
+        return real(*arguments, **more)
 
     monkeypatch.setattr(attempt, "start", start)
     outcome, _ = kept_running(tmp_path, "sys.exit(0)")

@@ -136,9 +136,9 @@ class Stops:
     def close(self) -> None:
         """Listen no more. May be called again."""
         _claimed.discard(self)
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            listening.close()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None  # only now: interrupted, it is closed by the next who closes the engine
 
     def by(
         self, within: str | float | None, path: str, exit_code: int = EXIT_CODE, at_once: bool = True, early: bool = False

@@ -33,10 +33,7 @@ from milepost.state.log import LogMark
 from milepost.store.local import LocalStore
 from milepost.store.lock import rewrite, sealed
 from milepost.store.posix import Posix
-from milepost.store.process import Writer, has_ended, process_start_time
-
-TITLE = "milepost-writer"
-"""What `ps` calls it; the kernel takes fifteen letters."""
+from milepost.store.process import TITLE, Writer, has_ended, process_start_time
 
 
 def main(descriptor: int) -> None:

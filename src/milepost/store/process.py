@@ -7,6 +7,9 @@ import select
 import signal
 from dataclasses import dataclass
 
+TITLE = "milepost-writer"
+"""What `ps` calls a `Writer`; the kernel takes fifteen letters."""
+
 
 def host_name() -> str:
     """Return the name of this machine or container."""

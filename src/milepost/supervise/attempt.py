@@ -96,7 +96,7 @@ class Attempt:
         """How much it had said when that was looked at, and when it was more than before."""
         self._end: End | None = None
 
-    def _listening(self, reading: int, console: Console) -> Tee:
+    def _listening(self, reading: int, console: Output) -> Tee:
         try:
             return Tee(reading, console)
         except RuntimeError as error:  # no room for a thread: then it is not started either

@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from milepost.engine.writer_process import TITLE
-from milepost.store.process import process_start_time
+from milepost.store.process import TITLE, process_start_time
 
 FOLDER = "MILEPOST_SUPERVISED"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
-import threading
-from types import TracebackType
+from collections import deque
+from types import FrameType, TracebackType
+from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Ask for an end. The second of these, a while after the first, is meant at once."""
+_LOOK_S = 0.25
 HEARD = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -16,6 +18,9 @@ class Hearing:
 
     Blocked, it waits in the kernel: also as PID 1, where a signal without a handler is thrown away unless it is blocked. What is
     ignored when this is opened, as SIGINT and SIGHUP are under nohup, stays ignored.
+
+    A thread that was there before blocks nothing: the BLAS of numpy starts some when it is imported. The kernel gives a signal
+    to such a one while this thread is at work, and that would end the process without a word: so there is a handler, too.
     """
 
     def __init__(self, *, for_good: bool = False) -> None:
@@ -24,12 +29,19 @@ class Hearing:
         self._heard = frozenset(each for each in HEARD if signal.getsignal(each) is not signal.SIG_IGN)
         self.before: set[signal.Signals | int] = set()
         """What was blocked before: a command is started with that, and no more."""
+        self._by_others: deque[int] = deque()
+        """What other threads got."""
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Hearing:
         self.before = {*signal.pthread_sigmask(signal.SIG_BLOCK, {*self._heard, signal.SIGCHLD})}
         # Whoever started us may ignore it: the kernel would then throw the status of every child away.
         self._of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._handlers = {each: signal.signal(each, self._note) for each in self._heard}
         return self
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._by_others.append(number)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._for_good:
@@ -37,10 +49,17 @@ class Hearing:
         # What came too late to be heard was meant for the command, which is gone.
         while signal.sigtimedwait({*self._heard, signal.SIGCHLD}, 0) is not None:
             pass
-        signal.signal(signal.SIGCHLD, self._of_children)
+        for number, handler in {**self._handlers, signal.SIGCHLD: self._of_children}.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
     def wait(self, seconds: float) -> int | None:
         """Wait so long for a signal, and return its number. None: none came, or a child has ended, which is worth a look."""
-        found = signal.sigtimedwait({*self._heard, signal.SIGCHLD}, min(seconds, threading.TIMEOUT_MAX))
-        return None if found is None or found.si_signo == signal.SIGCHLD else found.si_signo
+        while not self._by_others:
+            found = signal.sigtimedwait({*self._heard, signal.SIGCHLD}, min(seconds, _LOOK_S))
+            seconds -= _LOOK_S
+            if found is not None:
+                return None if found.si_signo == signal.SIGCHLD else found.si_signo
+            if seconds <= 0:
+                return self._by_others.popleft() if self._by_others else None
+        return self._by_others.popleft()
