@@ -29,6 +29,7 @@ _HOMES = {
     "doctor": "doctor",
     "selftest": "selftest",
     "run": "run",
+    "drill": "drill",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 
