@@ -1,4 +1,4 @@
-"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, until the counts are reached; then grow old; `make soak`.
+"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, signals, so many of each; then grow old; `make soak`.
 
 Prints what was tried and what was lost, and exits with 1 if anything was, or if less was tried than asked for.
 """
@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=2000)
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--deaths", type=int, default=120, help="of trainers and of their writer processes")
+    parser.add_argument("--strikes", type=int, default=2000, help="by signals, on trainers in every phase")
     parser.add_argument("--rounds", type=int, default=400, help="saves of one process that is to stay as large as it is")
     parser.add_argument("--drills", type=int, default=8, help="runs of the sample that are struck, of each drill")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run; printed by each")
@@ -33,7 +34,7 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     logging.disable()  # thousands of saves are made to fail, and each would tell of it
     place = Path(tempfile.mkdtemp(prefix="milepost-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips, asked.deaths)
+    counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips, asked.deaths, asked.strikes)
     total = siege(place, counts, seed, tell=lambda line: print(line, flush=True))
     for writer in writers():
         found = aged(place / writer, asked.rounds, writer)
