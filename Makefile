@@ -28,7 +28,7 @@ test: setup  ## Run the tests
 
 test-all: test chaos  ## Run every test there is, also those that install tools of their own
 
-soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits; nothing acknowledged may be lost
+soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals; nothing acknowledged may be lost
 	$(BIN)/python -m tests.soak
 
 bench: setup  ## Measure milepost, its floors and its peers; about 12 minutes on a machine that does nothing else; fails if a goal is missed

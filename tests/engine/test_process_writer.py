@@ -281,7 +281,7 @@ def test_an_error_of_the_disk_is_told_as_it_is_where_a_thread_writes(root: Path,
     assert is_at(root, 3)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
 def test_what_stops_a_job_does_not_stop_the_writer_of_what_it_has_staged(root: Path, gate: Gate, name: str) -> None:
     with Trainer(root) as trainer:
         gate.set("hang", "write", "*/blobs/*.part")

@@ -1,4 +1,4 @@
-"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, until the counts are reached; then grow old; `make soak`.
+"""Lay siege to milepost: kills, power cuts, sick disks, flipped bits, signals, so many of each; then grow old; `make soak`.
 
 Prints what was tried and what was lost, and exits with 1 if anything was, or if less was tried than asked for.
 """
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.soak.ages import aged, grown, writers
+from tests.soak.drills import VERBS, drills
 from tests.soak.siege import Counts, siege
 
 
@@ -24,19 +25,25 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=2000)
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--deaths", type=int, default=120, help="of trainers and of their writer processes")
+    parser.add_argument("--strikes", type=int, default=2000, help="by signals, on trainers in every phase")
     parser.add_argument("--rounds", type=int, default=400, help="saves of one process that is to stay as large as it is")
+    parser.add_argument("--drills", type=int, default=8, help="runs of the sample that are struck, of each drill")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run; printed by each")
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1 << 32)
     print(f"seed {seed}", flush=True)
     logging.disable()  # thousands of saves are made to fail, and each would tell of it
     place = Path(tempfile.mkdtemp(prefix="milepost-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips, asked.deaths)
+    counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips, asked.deaths, asked.strikes)
     total = siege(place, counts, seed, tell=lambda line: print(line, flush=True))
     for writer in writers():
         found = aged(place / writer, asked.rounds, writer)
         total.lost += [f"with the {writer} writer a process grew: {says}" for says in grown(found["looks"], noise_bytes=1 << 20)]
         print(f"{asked.rounds} rounds with the {writer} writer: {found['saved']} saves, {found['resumed']} resumes", flush=True)
+    for verb in VERBS if asked.drills else ():
+        found = list(drills(verb, asked.drills))
+        total.lost += found
+        print(f"drill {verb}: {asked.drills} runs, {len(found)} lost", flush=True)
     print(f"\n{total}")
     for line in total.lost:
         print(f"LOST: {line}", file=sys.stderr)

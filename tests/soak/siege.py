@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tests.power.runs import replay_runs, small
 from tests.sick.injections import faults
+from tests.siege.campaign import besiege
+from tests.siege.supervised import besiege_runs
 from tests.soak.deaths import deaths
 from tests.soak.flips import flips
 from tests.soak.kills import kills
@@ -25,6 +27,7 @@ class Counts:
     faults: int
     flips: int
     deaths: int
+    strikes: int
 
     def missing(self, total: Tally) -> str:
         """Return what was tried too little; empty if all was."""
@@ -34,6 +37,7 @@ class Counts:
             "faults": (total.faults, self.faults),
             "flips": (total.flips, self.flips),
             "deaths": (total.deaths, self.deaths),
+            "strikes": (total.strikes, self.strikes),
         }
         return ", ".join(f"{name} {done:,} of {wanted:,}" for name, (done, wanted) in tried.items() if done < wanted)
 
@@ -46,13 +50,14 @@ def siege(place: Path, counts: Counts, seed: int, tell: Callable[[str], object])
         "faults": lambda at: sick_disks(at, counts.faults, seed),
         "flips": lambda at: flips(at, counts.flips, seed),
         "deaths": lambda at: deaths(at, counts.deaths, seed),
+        "strikes": lambda at: strikes(at, counts.strikes, seed, tell),
     }
     total = Tally()
     with small():
         for name, attack in attacks.items():
             (place / name).mkdir()
             found = attack(place / name)
-            tried = found.crash_points + found.power_cuts + found.faults + found.flips + found.deaths
+            tried = found.crash_points + found.power_cuts + found.faults + found.flips + found.deaths + found.strikes
             tell(f"{name}: {tried:,} tried, {len(found.lost)} lost")
             total += found
     return total
@@ -75,3 +80,18 @@ def sick_disks(place: Path, count: int, seed: int) -> Tally:
         if total.faults >= count or total.lost:
             return total
     raise AssertionError("unreachable")
+
+
+def strikes(place: Path, count: int, seed: int, tell: Callable[[str], object]) -> Tally:
+    """Strike trainers with signals ``count`` times, every twentieth time under `milepost run`."""
+    total = Tally()
+    for name, attack, times in (("alone", besiege, count), ("milepost run", besiege_runs, count // 20)):
+        toll = attack(place / name, times, seed)
+        tell(f"{name}: {toll}")
+        missed = (
+            [f"nothing was ever struck in: {', '.join(toll.missed())}"]
+            if count >= 100 and attack is besiege and toll.missed()
+            else []
+        )
+        total += Tally(operations=toll.starts, strikes=toll.strikes, lost=toll.lost + missed)
+    return total

@@ -17,6 +17,8 @@ class Tally:
     flips: int = 0
     deaths: int = 0
     """Of trainers, of writer processes, of both."""
+    strikes: int = 0
+    """Signals that struck a trainer, in whatever it was doing."""
     acknowledged: int = 0
     lost: list[str] = field(default_factory=list)
     """Each acknowledged generation that did not load, each mix, each byte that was not missed. Must stay empty."""
@@ -32,6 +34,7 @@ class Tally:
             ("faults injected", self.faults),
             ("bits flipped", self.flips),
             ("trainers and writers killed", self.deaths),
+            ("signals in every phase", self.strikes),
             ("generations acknowledged", self.acknowledged),
             ("lost", len(self.lost)),
         ]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 def test_a_short_siege_loses_nothing(tmp_path: Path) -> None:
-    counts = Counts(kills=60, cuts=150, faults=40, flips=300, deaths=6)
+    counts = Counts(kills=60, cuts=150, faults=40, flips=300, deaths=6, strikes=0)
     total = siege(tmp_path, counts, 20261130, print)
     assert total.lost == []
     assert counts.missing(total) == ""
@@ -22,6 +22,6 @@ def test_a_short_siege_loses_nothing(tmp_path: Path) -> None:
 
 def test_what_was_tried_too_little_is_told() -> None:
     assert (
-        Counts(10, 10, 10, 10, 10).missing(Tally(crash_points=9, power_cuts=10, faults=11, flips=1, deaths=10))
-        == "kills 9 of 10, flips 1 of 10"
+        Counts(10, 10, 10, 10, 10, 10).missing(Tally(crash_points=9, power_cuts=10, faults=11, flips=1, deaths=10, strikes=9))
+        == "kills 9 of 10, flips 1 of 10, strikes 9 of 10"
     )

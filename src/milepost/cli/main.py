@@ -32,6 +32,7 @@ _HOMES = {
     "up": "up",
     "roles": "up",
     "restart": "up",
+    "drill": "drill",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 

@@ -55,7 +55,8 @@ def _be_deaf() -> None:
     """
     with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(TITLE)
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+    polite = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+    for each in (*polite, signal.SIGPIPE):
         signal.signal(each, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})

@@ -65,7 +65,7 @@ def redirected(where: Where, clock: Clock, *, only_if_there: bool = False) -> Wh
     into = os.path.abspath(os.path.expanduser(into))
     if os.path.dirname(os.path.abspath(named)) == into:
         return where  # it was moved already
-    path = os.path.join(into, directory_of(_name_of(named)))
+    path = os.path.join(into, directory_of(name_from(named, os.getcwd())))
     return where if only_if_there and not os.path.isdir(path) else _local(path, clock)
 
 
@@ -92,10 +92,11 @@ def original_of(directory: str) -> str:
     return unquote(directory)
 
 
-def _name_of(where: str) -> str:
+def name_from(where: str, here: str) -> str:
+    """Return what a program that works in the directory ``here`` calls a root: relative to it where it lies within it."""
     if _SCHEME.match(where):
         return where
-    path, here = os.path.abspath(os.path.expanduser(where)), os.getcwd()
+    path = os.path.normpath(os.path.join(here, os.path.expanduser(where)))
     return os.path.relpath(path, here) if f"{path}/".startswith(f"{here}/") else path
 
 

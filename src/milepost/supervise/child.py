@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from milepost.errors import UsageError
+from milepost.store.resolve import REDIRECT
 
 _TAIL_BYTES = 16 << 10
+_PR_SET_PDEATHSIG = 1
+_OF_A_SUPERVISOR = ("MILEPOST_SUPERVISED", "MILEPOST_RESUME", "MILEPOST_SKIP", "MILEPOST_STOP_AT", "MILEPOST_ATTEMPT")
+"""What is said to this process, and is not meant for what it tries out."""
 
 
 class Child:
@@ -30,12 +36,13 @@ class Child:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
+                    preexec_fn=_ends_with(os.getpid()),
                 )
         except OSError as error:
             raise UsageError(
                 f"the command cannot be started: {error.strerror}",
                 kind="no-such-command",
-                hint="write it as you would at the prompt: milepost selftest -- python train.py",
+                hint="after -- write it as you would at the prompt: -- python train.py",
                 command=command[0],
             ) from error
 
@@ -49,6 +56,12 @@ class Child:
                 return None
             return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         return self._process.returncode
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to the command, or to all of its group; not if it has ended."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                (os.killpg if group else os.kill)(self._process.pid, number)
 
     def kill(self) -> bool:
         """Kill the whole group with SIGKILL and wait for its end. Return whether that is what ended the command."""
@@ -64,3 +77,31 @@ class Child:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
         return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-lines:]
+
+
+def from_elsewhere(words: Sequence[str]) -> list[str]:
+    """Return a command with the files that it names made absolute: it runs in another directory."""
+    return [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
+
+
+def redirected_environment(words: Sequence[str], roots: Path, *, here: bool) -> dict[str, str]:
+    """Return this process's environment for a command whose run roots are to lie in ``roots``. ``here``: it runs where we do."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_SUPERVISOR} | {REDIRECT: str(roots)}
+    if not here and not {"-m", "-c"}.isdisjoint(words):
+        # Python finds modules in the working directory then, which is another one here.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), environment.get("PYTHONPATH"))))
+    return environment
+
+
+def _ends_with(parent: int) -> Callable[[], None] | None:
+    """Return what a child does before anything else, so that it is killed when this process is: nobody would ever end it."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+
+    def bind() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return bind

@@ -47,12 +47,13 @@ class Comparison:
     """Generators that were neither seeded nor drawn from: each run has its own, and they were left out."""
 
 
-def compare(one: Watch, other: Watch, clock: Clock) -> Comparison:
+def compare(one: Watch, other: Watch, clock: Clock, *, ends: bool = True) -> Comparison:
     """Compare every generation of ``other`` with that of the same step in ``one``, oldest first, and the last with the last.
 
-    Both have saved to the same roots.
+    Both have saved to the same roots. Without ``ends`` the last are not compared unless they are of the same step: the runs
+    were stopped somewhere.
     """
-    found = [_roots(root, other.saved[name], clock) for name, root in one.saved.items()]
+    found = [_roots(root, other.saved[name], clock, ends=ends) for name, root in one.saved.items()]
     return Comparison(
         sum(each.compared for each in found),
         next((each.parting for each in found if each.parting), None),
@@ -62,7 +63,7 @@ def compare(one: Watch, other: Watch, clock: Clock) -> Comparison:
     )
 
 
-def _roots(left: Root, right: Root, clock: Clock) -> Comparison:
+def _roots(left: Root, right: Root, clock: Clock, *, ends: bool) -> Comparison:
     idle = _idle(left, right)
 
     def ignore(path: str) -> bool:
@@ -79,13 +80,13 @@ def _roots(left: Root, right: Root, clock: Clock) -> Comparison:
 
     pairs = [*_pairs(left, right)]
     last = right.manifests[max(right.manifests)]
-    end = parting([left.manifests[max(left.manifests)]], last)
+    end = parting([left.manifests[max(left.manifests)]], last) if ends else parting(*pairs[-1]) if pairs else None
     partings = (found for pair in pairs if (found := parting(*pair)))
     first = next(partings, end)
     if first is not None and not (left.has(first.one.number) and right.has(first.other.number)):
         later = (each for each in (*partings, end) if each and left.has(each.one.number) and right.has(each.other.number))
         first = replace(first, shown=next(later, None))
-    compared = len({new.number for _, new in pairs} | {last.number})
+    compared = len({new.number for _, new in pairs} | ({last.number} if ends else set()))
     return Comparison(compared, first, end is None, tuple(inexact(last)), tuple(sorted(idle)))
 
 

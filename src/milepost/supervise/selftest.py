@@ -6,15 +6,13 @@ its own below one scratch directory; `milepost.store.resolve.redirected` moves t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from milepost.clock import Clock
-from milepost.store.resolve import REDIRECT
-from milepost.supervise.child import Child
+from milepost.supervise.child import Child, from_elsewhere, redirected_environment
 from milepost.supervise.judging import Comparison, base_of, compare
 from milepost.supervise.moments import At, Hunt, Moment, plan
 from milepost.supervise.watching import Watch, strays
@@ -176,9 +174,9 @@ def _run(request: Request, series: Series, bench: Bench, moment: Moment | None =
     watch, began_ns = series.watch, bench.clock.monotonic_ns()
     terms = {name: root.term for name, root in watch.roots.items()}
     log = series.folder / f"start-{series.starts}"
-    child = Child(
-        _command(request), cwd=request.here or series.folder / "work", environment=_environment(request, series), log=log
-    )
+    environment = redirected_environment(request.command, series.folder / "roots", here=request.here is not None)
+    cwd = request.here or series.folder / "work"
+    child = Child(from_elsewhere(request.command), cwd=cwd, environment=environment, log=log)
     try:
         ended = _watched(child, watch, moment, began_ns + round(request.timeout_s * 1e9), bench)
     finally:
@@ -239,19 +237,6 @@ def _other_roots(one: Series, other: Series) -> list[Path]:
     """Return the roots that only one of two runs has saved to, unless they are the same."""
     names = one.watch.saved.keys() ^ other.watch.saved.keys()
     return [Path(root.original) for watch in (one.watch, other.watch) for name, root in watch.saved.items() if name in names]
-
-
-def _command(request: Request) -> list[str]:
-    """Return the command with the files it names made absolute: it runs in another directory."""
-    return [os.path.abspath(word) if os.path.isfile(word) else word for word in request.command]
-
-
-def _environment(request: Request, series: Series) -> dict[str, str]:
-    environment = {**os.environ, REDIRECT: str(series.folder / "roots")}
-    if request.here is None and not {"-m", "-c"}.isdisjoint(request.command):
-        # Python finds modules in the working directory then, which is another one here.
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), environment.get("PYTHONPATH"))))
-    return environment
 
 
 def _verdict(

@@ -75,6 +75,8 @@ class Watch:
     def look(self) -> bool:
         """Note what is new, and return whether anything is."""
         for name in _names(self.path):
+            if name not in self.roots and (self.path / name).is_symlink():
+                continue  # another name of one that is there
             self.roots.setdefault(name, Root(self.path / name))
         return sum(root.look(self.clock) for root in self.roots.values()) > 0
 
