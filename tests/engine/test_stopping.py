@@ -197,7 +197,9 @@ def test_where_not_all_fits_replay_is_left_out_and_the_next_start_goes_on_from_t
             stopped = training.stop_at(2, after_s=0)
         assert stopped.summary is not None
         assert (stopped.summary.number, stopped.summary.complete, stopped.summary.healthy) == (2, False, True)
-        assert stopped.summary.reason == "stopped by SIGTERM, without replay: no time for all"
+        assert stopped.summary.reason == (
+            "stopped by SIGTERM, without replay: 0.0 s were left, and to save all takes about 0.5 s"
+        )
         assert record_in(folder) == {"path": "SIGTERM", "exit_code": 75, "generation": 2, "step": 2, "complete": False}
         assert set(read(local(root)).live) == {1, 2}, "the newest complete one stays, whatever Keep(last=1) says"
         assert oneshot.verify(root).ok
@@ -258,6 +260,28 @@ def test_what_a_buffer_has_grown_to_decides_before_any_save_was_measured(tmp_pat
     assert few is not None
     assert engine.last_call_ns is not None
     assert engine.last_call_ns < 0 < few < 10 * 10**9
+
+
+def test_a_limit_that_is_far_away_does_not_have_the_state_looked_at_at_each_safe_point(tmp_path: Path) -> None:
+    class Counted:
+        looks = 0
+
+        def state_dict(self) -> dict[str, int]:
+            Counted.looks += 1
+            return {"step": 0}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    clock = FakeClock()
+    engine = CheckpointEngine(tmp_path, state={"policy": Counted()}, clock=clock)
+    engine.resume()
+    engine.stop_by("24h", path="limit 24h", at_once=False)
+    before = Counted.looks
+    for step in range(600):
+        clock.advance(seconds=1.0)
+        assert not engine.save_if_due(step)
+    assert 5 <= Counted.looks - before <= 20
+    engine.close()
 
 
 # -- a stop whose save fails ---------------------------------------------------------------------------------------------------
@@ -368,6 +392,31 @@ def test_a_notice_saves_early_and_trains_on_until_it_is_time(tmp_path: Path) -> 
     ]
 
 
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.01, 4.0), min_size=1, max_size=30), st.floats(5.0, 60.0))
+def test_whatever_the_way_between_safe_points_it_leaves_while_a_save_still_fits(gaps: list[float], limit_s: float) -> None:
+    clock = FakeClock()
+    engine = CheckpointEngine(MemoryStore(), state={"policy": {"w": np.zeros(4)}}, clock=clock, writer="inline")
+    engine.resume()
+    engine.stop_by(limit_s, path="limit", at_once=False)
+    longest_s, gap_s, steps = 0.0, 0.0, 0
+
+    def train() -> None:
+        nonlocal longest_s, gap_s, steps
+        while True:
+            longest_s, gap_s = max(longest_s, gap_s), gaps[steps % len(gaps)]
+            steps += 1
+            clock.advance(seconds=gap_s)
+            engine.save_if_due(steps)
+
+    with pytest.raises(Stopped):
+        train()
+    left_s = limit_s - clock.now_ns / 1e9
+    if steps > 1 and gap_s <= longest_s:  # no rollout was longer than all before it
+        assert left_s >= 1.7, "a save is given a second and three quarters before any was measured"
+    assert left_s <= longest_s + gap_s + 3.0, "and not much earlier than it had to"
+
+
 def test_a_notice_that_is_withdrawn_was_one_save_more(tmp_path: Path) -> None:
     with Stopping(tmp_path, keep=Keep(last=9)) as training:
         for number in range(2):
@@ -380,6 +429,7 @@ def test_a_notice_that_is_withdrawn_was_one_save_more(tmp_path: Path) -> None:
             for step in range(2, 8):
                 assert not training.point(step + 10 * number, after_s=60.0)
     assert [each.step for each in read(local(tmp_path)).live.values()] == [1, 11]
+    assert [event["path"] for event in events(local(tmp_path)) if event["event"] == "withdrawn"] == ["notice"]
 
 
 def test_an_early_save_that_failed_is_made_again(tmp_path: Path) -> None:
@@ -504,6 +554,20 @@ def test_an_engine_that_comes_around_again_does_not_wait_for_the_other(tmp_path:
         assert actor.point(1)
         assert actor.stop_at(2).summary.step == 2  # type: ignore[union-attr]
     assert oneshot.load(tmp_path / "actor")["counters"]["step"] == 2
+
+
+def test_what_was_left_out_of_a_last_save_is_all_in_the_next_if_training_goes_on(tmp_path: Path) -> None:
+    with with_logs(), Stopping(tmp_path / "actor") as actor, Stopping(tmp_path / "critic") as critic:
+        actor.save(1)
+        for engine in (actor.engine, critic.engine):
+            engine.stop_by(0.001, path="notice")
+        assert actor.point(2, after_s=0)
+        assert actor.engine.wait().complete is False  # type: ignore[union-attr]
+        for engine in (actor.engine, critic.engine):
+            engine.withdraw("notice")
+        for step in (3, 4, 5):
+            actor.save(step)
+            assert bits(oneshot.load(tmp_path / "actor")) == bits(state_at(step))
 
 
 def test_an_engine_that_was_dropped_or_closed_is_waited_for_by_nobody(tmp_path: Path) -> None:
@@ -739,3 +803,13 @@ def test_a_resume_of_parts_or_with_a_notice_that_may_wait_trains_on(tmp_path: Pa
         training.engine.stop_by("30s", path="SIGTERM")
         training.engine.resume(parts=["policy"])
         training.stop_at(6)
+
+
+def test_a_log_that_is_only_measured_for_the_last_save_still_tells_what_it_doubts(tmp_path: Path) -> None:
+    with with_logs(), Stopping(tmp_path) as training:
+        training.save(1)
+        training.state["replay"]["ring"].log.forget("rows were written without a touch")
+        training.engine.stop_by("30s")
+        training.stop_at(2)
+    (told,) = [event["doubts"] for event in events(local(tmp_path)) if event["event"] == "published" and event["step"] == 2]
+    assert told == ["replay: rows were written without a touch"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,12 @@ TABLE: list[tuple[str, End]] = [
     ("preempted", stopped("SIGTERM", forwarded=(signal.SIGTERM,))),
     ("preempted", stopped("SIGUSR1")),
     ("preempted", replace(stopped("SIGTERM"), exit_code=None, signal=signal.SIGSEGV)),  # a device's library, at the very end
-    ("preempted", replace(stopped("SIGTERM"), exit_code=None, signal=signal.SIGKILL)),
+    ("preempted", replace(stopped("SIGTERM"), exit_code=None, signal=signal.SIGKILL, killed_after_grace=True)),
+    ("preempted", stopped("stop_by")),
+    ("exit", stopped("stop_by", 3)),  # it left by its own choice, with a code of its own
+    ("exception", printed("EOFError: EOF when reading a line")),  # input()
+    ("exit", End(1, None, stderr=OF_STDERR + "ConnectionResetError: [Errno 104]\nretried\n" + "step\n" * 99 + "bye\n")),
+    ("exit", End(4, None, stderr="Connection reset by peer, retrying\n" + "step\n" * 99 + "bye\n")),
     ("notice", stopped("notice /run/preempt")),
     ("time-up", stopped("limit 24h")),
     ("time-up", stopped("SLURM end time")),
@@ -71,6 +77,7 @@ TABLE: list[tuple[str, End]] = [
     ("host-memory", replace(printed("RuntimeError: DataLoader worker (pid 4121) is killed by signal: Killed. "), oom_kills=1)),
     ("host-memory", replace(printed("EOFError"), oom_kills=1)),
     ("exception", replace(failed(type="ValueError", message="bad"), oom_kills=1)),  # somebody else's, in the same cgroup
+    ("stopped-unsaved", replace(printed("EOFError"), exit_code=143, forwarded=(signal.SIGTERM,), oom_kills=1)),
     ("hang", replace(KILLED, hung=True, phase="saving")),
     ("hang", replace(KILLED, hung=True, killed_after_grace=True)),
     ("hang", End(75, None, hung=True)),
@@ -222,6 +229,15 @@ def test_every_kind_is_in_the_table_above() -> None:
     assert {kind for kind, _ in TABLE} == set(KINDS)
 
 
+def test_the_table_of_the_page_is_the_one_that_decides() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "restarts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| (\w+) \| (\S+) \|$", page, re.MULTILINE)
+    again = {kind: "budget" if row.retries is None else str(row.retries) for kind, row in KINDS.items()}
+    expected = {kind: ("nobody", "–") if row.budget == "none" else (row.budget, again[kind]) for kind, row in KINDS.items()}
+    assert {kind: (budget, count) for kind, budget, count in rows} == expected
+    assert len(rows) == len(KINDS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_failure_says_what_to_do_next(kind: str) -> None:
     row = KINDS[kind]
@@ -294,7 +310,7 @@ def test_of_several_ranks_the_first_failure_is_the_cause() -> None:
     cause = classify(
         End(1, None, stderr=f"{ranks}{OF_STDERR}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n")
     )
-    assert cause.kind == "device-memory"
+    assert (cause.kind, cause.text) == ("device-memory", "torch.OutOfMemoryError: CUDA out of memory.")
 
 
 def test_an_old_traceback_that_was_caught_is_not_the_cause_of_a_later_exit() -> None:

@@ -85,6 +85,14 @@ def test_what_starting_again_does_not_heal_is_not_tried_for_long(kind: str) -> N
     assert decided == ["restart"] * (KINDS[kind].retries or 0) + ["stop"]
 
 
+def test_what_is_hopeless_is_told_apart_from_what_was_tried() -> None:
+    assert after(policy(), replace(FAILED, stderr="ImportError: no\n")).why == "starting it again would not heal that"
+    full = replace(FAILED, stderr="MemoryError\n")
+    assert [after(one, full).why for one in [policy()] for _ in range(2)][
+        1
+    ] == "that came 2 times without a new generation between"
+
+
 def test_the_same_failure_at_the_same_step_stops() -> None:
     one = policy()
     assert after(one, traced("a", 100)).action == "restart"
@@ -159,7 +167,7 @@ def test_three_ends_without_a_new_generation_step_back_once_and_then_it_stops() 
     one = policy(failures=9)
     first, second, third = (after(one, FAILED) for _ in range(3))
     assert (first.resume, second.resume, third.resume) == ((), (), ((RUN, 16),))
-    assert "CRASH LOOP: 3 ends without a new generation, stepping back from generation 17 to 16, once" in third.why
+    assert "CRASH LOOP: 3 ends without a newer generation, stepping back from generation 17 to 16, once" in third.why
     fourth = after(one, replace(FAILED, resumed=((RUN, 16),)))
     assert fourth.action == "stop"
     assert fourth.why == "it ends so from generation 16 as well: the one after it is not what is wrong"
@@ -176,6 +184,21 @@ def test_a_step_back_stays_until_a_generation_is_new() -> None:
 def test_an_end_with_a_new_generation_does_not_speak_against_what_it_went_on_from() -> None:
     one = policy(failures=9)
     assert [after(one, end).resume for end in (replace(FAILED, **NEW), FAILED, FAILED, FAILED)][2:] == [(), ((RUN, 16),)]
+
+
+@pytest.mark.parametrize(("end", "starts"), [(FAILED, 3), (CRASHED, 2)])
+def test_the_last_start_of_a_budget_goes_back_also_if_the_first_end_came_with_a_new_generation(end: End, starts: int) -> None:
+    one = policy()
+    decided = [after(one, replace(end, published=number == 0)) for number in range(starts + 1)]
+    assert [each.resume for each in decided] == [()] * (starts - 1) + [((RUN, 16),), ()]
+    assert f"CRASH LOOP: {starts} ends without a newer generation" in decided[starts - 1].why
+    assert decided[-1].action == "stop"
+
+
+def test_one_end_is_never_enough_to_go_back() -> None:
+    assert after(policy(failures=1), replace(FAILED, published=True)).resume == ()
+    assert after(policy(failures=1), FAILED).resume == ()
+    assert after(policy(infrastructure=1), CRASHED).resume == ()
 
 
 def test_the_next_step_back_does_not_go_to_what_was_doubted_before() -> None:

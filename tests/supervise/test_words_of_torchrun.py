@@ -122,8 +122,12 @@ def test_the_same_failure_has_the_same_trace_whenever_it_comes() -> None:
     later["message"]["extraInfo"]["timestamp"] = "1796039999"
     later["message"]["message"] = "ValueError: another reward"
     elsewhere = json.loads(json.dumps(ERROR_FILE).replace("line 9", "line 10"))
-    traces = [failure.trace for each in (ERROR_FILE, later, elsewhere) if (failure := failure_in(json.dumps(each).encode()))]
-    assert traces[0] == traces[1] != traces[2]
+    another = json.loads(json.dumps(ERROR_FILE).replace("ValueError: bad", "KeyError: bad"))
+    traces = [
+        failure.trace for each in (ERROR_FILE, later, elsewhere, another) if (failure := failure_in(json.dumps(each).encode()))
+    ]
+    assert traces[0] == traces[1]
+    assert len(set(traces)) == 3
 
 
 def test_what_milepost_recorded_itself_comes_before_what_torch_did(tmp_path: Path) -> None:

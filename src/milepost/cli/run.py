@@ -130,7 +130,9 @@ def open_what_is_closed() -> None:
             os.fstat(descriptor)
         except OSError:
             nothing = os.open(os.devnull, os.O_RDWR)
-            if nothing != descriptor:
+            if nothing == descriptor:
+                os.set_inheritable(nothing, True)  # the command has the same three
+            else:
                 os.dup2(nothing, descriptor)
                 os.close(nothing)
 

@@ -75,7 +75,8 @@ class Meter:
         """When training went on after the last safe point; None: what follows it is no training."""
         self._began_ns = self._saved_ns = self._durable_ns = 0
         self._alarm_ns = _NEVER
-        self._gap_ns = 0
+        self._gap_ns = self._begun_ns = self._first_gap_ns = 0
+        """``_first_gap_ns``: to the first safe point since ``_begun_ns``. It says little, and counts until there is a save."""
         self._beside = [0, 0]
         """Nanoseconds and steps of training beside the save in flight."""
         self._alone = [0, 0]
@@ -99,7 +100,7 @@ class Meter:
             self._settle(now_ns)
         if self._left_ns is None and not self._saves:
             self._began_ns = now_ns
-        self._events, self._left_ns, self._gap_ns = events, None, 0
+        self._events, self._left_ns, self._gap_ns, self._begun_ns = events, None, 0, now_ns
         self._saved_ns = now_ns
         self._made_durable(now_ns)
 
@@ -107,6 +108,8 @@ class Meter:
         """Note a safe point, and return what is known by now."""
         if self._left_ns is not None:
             self._pass(step - self._step, self._left_ns, now_ns)
+        else:
+            self._first_gap_ns = now_ns - self._begun_ns
         if self.grace is not None:
             self._look_at_grace(self.grace, now_ns)
         self._step, self._left_ns = step, now_ns
@@ -125,7 +128,8 @@ class Meter:
     @property
     def gap_s(self) -> float:
         """Return how long it may be from one safe point to the next."""
-        return max(self._history.costs.gap_s, self._gap_ns / 1e9)
+        first_ns = 0 if self._history.costs.saves else self._first_gap_ns
+        return max(self._history.costs.gap_s, self._gap_ns / 1e9, first_ns / 1e9)
 
     def tell(self, event: str, facts: dict[str, object]) -> None:
         """Have an event written with the next save: a training thread touches no disk."""

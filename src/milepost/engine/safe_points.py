@@ -156,7 +156,7 @@ class SafePoints:
         self._beat.at(now.step, "stopping")
         names = self._saving.state if decision == "leave-essential" else ()
         without = frozenset(name for name in names if can_be_left_out(name))
-        why = f"stopped by {request.path}" + (f", without {', '.join(sorted(without))}: no time for all" if without else "")
+        why = self._stops.why(request, now.monotonic_ns, without)
         log.warning("%s: saving at step %d, and leaving", why, now.step)
         self._settle_the_one_before()
         failures = self._errors.failures

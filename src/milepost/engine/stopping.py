@@ -20,7 +20,18 @@ from milepost.engine.session import Session
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.grace import Grace, grace_of
-from milepost.lifecycle.stopping import EXIT_CODE, GRACE_S, Decision, Stop, StopBy, Stopped, decide, last_call_ns, leading
+from milepost.lifecycle.stopping import (
+    EXIT_CODE,
+    GRACE_S,
+    Decision,
+    Stop,
+    StopBy,
+    Stopped,
+    decide,
+    expected_s,
+    last_call_ns,
+    leading,
+)
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Summary
 
@@ -29,6 +40,10 @@ log = logging.getLogger("milepost")
 SWITCH = "MILEPOST_STOP"
 GRACE = "MILEPOST_GRACE"
 GROUP = "milepost.stop"
+_CALM_NS = 10**9
+"""For how long at most it is not looked at again how much time is left."""
+_MEASURE_NS = 60 * 10**9
+"""How often it is found out how large a state is that no save has been measured of, while there is a deadline far away."""
 
 
 class Listening(Protocol):
@@ -100,6 +115,14 @@ class Stops:
         self._told: frozenset[str] = frozenset()
         self._listening: Listening | None = None
         self._thread = 0
+        self._asked: object = None
+        """Another with each change of the requests: whoever has seen one has seen all before it."""
+        self._calm: tuple[object, int] = (None, 0)
+        """Which requests leave time to train until when, whatever the next safe points find."""
+        self._measure_ns = 0
+        """When the state is to be measured again."""
+        self._takes_s = 0.0
+        """How long a save was thought to take at the last safe point."""
         self.has_left = False
         """The last save was made; the process waits for another engine of this thread."""
 
@@ -113,9 +136,9 @@ class Stops:
     def close(self) -> None:
         """Listen no more. May be called again."""
         _claimed.discard(self)
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            listening.close()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None  # only now: interrupted, it is closed by the next who closes the engine
 
     def by(
         self, within: str | float | None, path: str, exit_code: int = EXIT_CODE, at_once: bool = True, early: bool = False
@@ -127,12 +150,15 @@ class Stops:
         if before is not None and before.deadline_ns is not None:
             deadline_ns = before.deadline_ns if deadline_ns is None else min(deadline_ns, before.deadline_ns)
         self._requests[path] = StopBy(path, deadline_ns, exit_code, at_once, early)
+        self._asked = object()
 
     def withdraw(self, path: str) -> None:
         """Forget a request; an early save that was made for it was one more save."""
         self._early.pop(path, None)
         if self._requests.pop(path, None) is not None:
-            log.warning("%s was withdrawn: training goes on", path)
+            self._meter.tell("withdrawn", {"path": path})
+            self.has_left = self.has_left and bool(self._requests)
+            self._asked = object()
 
     @property
     def leading(self) -> StopBy | None:
@@ -148,12 +174,36 @@ class Stops:
         """Return what this safe point is for."""
         if self._listening is not None:
             self._listening.poll()
-        if not self._requests:
+        asked = self._asked  # before the requests are looked at: one that comes meanwhile is seen at the next safe point
+        if not self._requests or (asked is self._calm[0] and now_ns < self._calm[1]):
             return "train"
         requests, costs = list(self._requests.values()), self._meter.costs
         self._tell(requests, now_ns)
-        size_bytes = 0 if costs.duration_s > 0 else self._saving.measure(session)
-        return decide(requests, now_ns, costs, size_bytes=size_bytes, gap_s=self._meter.gap_s, saved=self._saved_early())
+        size_bytes = 0 if costs.duration_s > 0 else self._size_bytes(session, requests, now_ns)
+        self._takes_s = expected_s(costs, size_bytes)
+        gap_s = self._meter.gap_s
+        decision = decide(requests, now_ns, costs, size_bytes=size_bytes, gap_s=gap_s, saved=self._saved_early())
+        if decision == "train":
+            last_ns = last_call_ns(requests, costs, size_bytes)
+            spare_ns = _CALM_NS if last_ns is None else last_ns - now_ns - round(gap_s * 1e9)
+            # A rollout or a save that turns out longer than any before has taken that time when it is heard of.
+            self._calm = (asked, now_ns + min(_CALM_NS, spare_ns // 4))
+        return decision
+
+    def _size_bytes(self, session: Session, requests: list[StopBy], now_ns: int) -> int:
+        """Return what a save would write. To find that out takes as long as a small save: not at each of a day's safe points."""
+        if any(each.at_once for each in requests) or now_ns >= self._measure_ns:
+            self._measure_ns = now_ns + _MEASURE_NS
+            return self._saving.measure(session)
+        return self._saving.size_bytes
+
+    def why(self, request: StopBy, now_ns: int, left_out: frozenset[str]) -> str:
+        """Return what a last save gives as its reason."""
+        if not left_out or request.deadline_ns is None:
+            return f"stopped by {request.path}"
+        left_s = (request.deadline_ns - now_ns) / 1e9
+        short = f"{left_s:.1f} s were left, and to save all takes about {self._takes_s:.1f} s"
+        return f"stopped by {request.path}, without {', '.join(sorted(left_out))}: {short}"
 
     def begin_early(self) -> str:
         """Note that a save begins which is the early one of every notice there is; return why."""

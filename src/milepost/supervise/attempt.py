@@ -17,7 +17,7 @@ from typing import Protocol
 from milepost.clock import Clock, utc_text
 from milepost.engine.beats import Beats
 from milepost.store.lock import LONGEST_DEADLINE_S
-from milepost.supervise.beating import Pulse, beats_of, counts_of
+from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
 from milepost.supervise.causes import End
 from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
@@ -205,7 +205,8 @@ class Attempt:
         if self._pulse is None or self._kill_ns is not None:
             return
         stopped = [there for pid in {self.pid, *(each.pid for each in found.values())} if (there := process(pid))]
-        life = self._pulse.look(counts_of(found), now_ns, stands_still=any(each.state in "Tt" for each in stopped))
+        stands_still = any(each.state in "Tt" for each in stopped)
+        life = self._pulse.look(counts_of(found), now_ns, trains=trains(found), stands_still=stands_still)
         if life in ("suspect", "hung") and not self._suspect:
             self._suspect = True
             silent = f"no safe point for {self._pulse.silent_s:.0f}s: it may hang"

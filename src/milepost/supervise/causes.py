@@ -15,7 +15,18 @@ from typing import TypeAlias
 from milepost.records import FaultKind
 from milepost.supervise.failure_record import FailureRecord
 from milepost.supervise.kinds import KINDS, Budget
-from milepost.supervise.symptoms import DEAD_WORKER, chained, cleaned, exceptions, last_line, line_of, of_a_worker, shown, symptom
+from milepost.supervise.symptoms import (
+    DEAD_WORKER,
+    chained,
+    cleaned,
+    ending,
+    exceptions,
+    last_line,
+    line_of,
+    of_a_worker,
+    shown,
+    symptom,
+)
 from milepost.supervise.torchrun import exit_of_the_first
 
 
@@ -180,20 +191,22 @@ def _by_the_end(end: End, text: str) -> Found | None:
     """Return what is certain: it ended well, it left when told to, or `milepost run` ended it."""
     if end.exit_code == 0:
         return "done", "it ended with exit code 0"
-    if end.killed_after_grace and not end.hung:
-        return "grace-too-short", "it did not end within its grace period, and was killed"
     if end.hung and not (end.stopped is not None and not end.stopped.path.startswith("SIG")):
         # It may still have saved, when the SIGTERM that ended it reached it; that it hung is what somebody wants to know.
         where = f" in phase {shown(end.phase)!r}" if end.phase else ""
         return "hang", f"its heartbeat stopped{where}{_at(end.step)}; it was ended"
     # Whatever the exit is then: torchrun's is 1, and a device's library may crash when all is saved. But an engine that could
     # not save says so, and only a peer that fails because this process has left says nothing.
-    if end.stopped is not None and (end.failure is None or _of_a_record(end.failure, text)[0] in ("connection", "nccl")):
-        return _of_a_stop(end.stopped)
-    return None
+    peers = ("connection", "nccl")
+    if end.stopped is not None and (end.failure is None or _of_a_record(end.failure, text)[0] in peers):
+        left = _of_a_stop(end.stopped)
+        if left is not None:
+            return left
+    return ("grace-too-short", "it did not end within its grace period, and was killed") if end.killed_after_grace else None
 
 
-def _of_a_stop(stopped: StoppedRecord) -> Found:
+def _of_a_stop(stopped: StoppedRecord) -> Found | None:
+    """Return why it left; None if the program itself chose another exit code: then that is what it wants to say."""
     path = shown(stopped.path)
     left = f"it left after {path}{_at(stopped.step)}" + ("" if stopped.complete else ", without its replay")
     if stopped.exit_code == 130:
@@ -202,7 +215,7 @@ def _of_a_stop(stopped: StoppedRecord) -> Found:
         return "notice", left
     if path.startswith(("limit", "SLURM", "MILEPOST_STOP_AT")):
         return "time-up", left
-    return "preempted", left
+    return ("preempted", left) if stopped.exit_code == _BY_ITSELF else None
 
 
 def _of_memory(end: End, text: str) -> Found | None:
@@ -256,7 +269,7 @@ def _of_a_failure(end: End, text: str) -> Found:
         return "requeue-asked", "it asked to be started again (exit code 75)"
     if end.exit_code == 1 and (printed := list(exceptions(text))):  # what Python gives to an exception that nobody caught
         own = [each for each in printed if each[0].rpartition(".")[2] not in _WRAPPERS]
-        if own:
+        if own and printed[-1][0] in ending(text):  # and not one that was caught, and told, an hour before
             # Of ranks that fail one after another the first is the cause; of one process what it printed last.
             return _of_an_exception(*(own[-1] if own[-1] is printed[-1] else own[0]), text)
     return _of_a_code(end, text)
@@ -285,6 +298,8 @@ def _of_an_exception(name: str, message: str, text: str, words: str = "") -> Fou
     words = words or shown(f"{name}: {message}" if message else name)
     short = name.rpartition(".")[2]
     kind = _TYPES.get(short) or _OURS.get(name) or symptom(f"{name}: {message}") or "exception"
+    if message.startswith("EOF when reading a line"):
+        kind = "exception"  # input(), and nobody is there
     if kind == "exception":
         # "could not save" from "no space left on device": the first knows more.
         kind = next((found for each in chained(text) if (found := symptom(each)) in _BENEATH), kind)
@@ -308,6 +323,7 @@ def _of_a_code(end: End, text: str) -> Found:
         return "output", "it ended, but the last of its output could not be written (exit code 120)"
     if code in _EXIT_CODES and (end.phase or "milepost" in text):
         return _EXIT_CODES[code], f"it ended with exit code {code}: {last_line(text)}"
+    text = ending(text)
     kind = symptom(text)
     if kind and (kind not in ("usage", "not-started") or code == 2):
         return kind, f"{line_of(kind, text)} (exit code {code})"

@@ -137,6 +137,15 @@ class Dispositions:
         self._close()
         return True
 
+    def raise_again(self, told: int) -> None:
+        """Send this process the signals again that were heard after the first ``told``: nobody was left to be told of them.
+
+        A handler that was there before has been called for them.
+        """
+        for signum in list(self.heard)[told:]:
+            if not callable(self._before.get(signum)) or interrupts(self._before[signum]):
+                os.kill(os.getpid(), signum)
+
     def let_go_in_the_child(self) -> None:
         """Have a forked child do what it would have done, but leave to its parent when to end.
 

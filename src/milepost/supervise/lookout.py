@@ -5,7 +5,6 @@ its training thread cannot end in time.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import signal
 import threading
@@ -34,8 +33,11 @@ MARGIN_S = 1.0
 class Lookout:
     """Be the thread that listens, from the first engine that does to the last."""
 
-    def __init__(self, clock: Clock, abandoned: Callable[[Lookout], object]) -> None:
-        """``abandoned`` is called, by the thread, where no engine is left to listen for: each was dropped and not closed."""
+    def __init__(self, clock: Clock, abandoned: Callable[[Lookout], bool]) -> None:
+        """``abandoned`` is called, by the thread, where no engine is left to listen for: each was dropped and not closed.
+
+        It returns whether nobody listens any more for that reason.
+        """
         self.dispositions = Dispositions(clock)
         self.notices = NoticeWatch(EVERY_S)
         self.ears: list[Listening] = []
@@ -79,6 +81,10 @@ class Lookout:
         for each in self.ears:
             if each.notice == notice:
                 each.told(name, found, self._clock)
+        if found is None:
+            for key in (f"notice {name}", f"notice {name} vague"):
+                self._said.pop(key, None)  # another one is news
+            log.warning("notice %s was withdrawn: training goes on", name)
 
     def end(self) -> bool:
         """Let the threads end, and have all as it was before; return whether that can be, here and now: in the main thread."""
@@ -98,7 +104,9 @@ class Lookout:
         ready.register(self.dispositions.pokes, select.POLLIN)
         try:
             while not self._ended:
-                ready.poll(round(self._guarded() * 1e3))
+                wait_s = self._guarded()
+                if not self._ended:  # the poke that says so may have been read in that turn
+                    ready.poll(round(wait_s * 1e3))
         except BaseException:
             log.exception("nothing listens to signals and notices any more: training goes on, and must be told to end otherwise")
         finally:
@@ -118,11 +126,8 @@ class Lookout:
         """Do what is to be done now, and return for how many seconds there will be nothing, unless something comes."""
         self._hear()
         if not any(each.lives for each in self.ears):
-            self._abandoned(self)
-            if self._ended:
-                # What came since the last engine went was for nobody: it is to do what it does without us.
-                for signum in list(self.dispositions.heard)[self.told :]:
-                    os.kill(os.getpid(), signum)
+            if self._abandoned(self):
+                self.dispositions.raise_again(self.told)
             return EVERY_S
         for each in self.ears:
             each.poll()

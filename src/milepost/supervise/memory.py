@@ -71,7 +71,7 @@ class OomKills:
 
 
 def _groups(root: Path) -> list[_Group]:
-    """Return this process's groups that may count memory, the likelier first."""
+    """Return this process's groups that may count memory. Where there are both versions, memory belongs to one of them."""
     own, mounts = _text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo")
     found: list[_Group] = []
     for line in own.splitlines():
@@ -80,8 +80,7 @@ def _groups(root: Path) -> list[_Group]:
         version = 2 if number == "0" and not controllers else 1
         if version == 2 or "memory" in controllers.split(","):
             found.extend(_mounted(root, mounts, path, version))
-    # Where both are there, memory belongs to one of them: version 1 if it has a line of its own.
-    return sorted(found, key=lambda group: group.version)
+    return found
 
 
 def _mounted(root: Path, mounts: str, path: str, version: int) -> Iterator[_Group]:

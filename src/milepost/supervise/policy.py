@@ -90,7 +90,7 @@ class Policy:
         self._spent: Counter[str] = Counter()
         self._by_kind: Counter[str] = Counter()
         self._loaders_killed: Counter[Generation] = Counter()
-        self._doubtful = 0
+        self._doubtful = self._against = 0
         self._skip: tuple[Generation, ...] = ()
         self._resume: tuple[Generation, ...] = ()
         # A failure before the first step says nothing about where training stood, and may well come again in another month.
@@ -118,8 +118,8 @@ class Policy:
         if asked_to_stop or kind.is_leaving:
             why = "milepost run was told to end" if asked_to_stop else "this machine or its time is about to end"
             return Decision("requeue", 0.0, REQUEUE, f"{why}: start it again to go on")
-        why = self._look_at_the_loader(end) or self._step_back(end, kind) or self._standing
-        return Decision("restart", self._wait(end, cause, kind), code, why, self._skip, self._resume)
+        why = self._look_at_the_loader(end) or self._step_back(end, cause, kind) or self._standing
+        return Decision("restart", self._wait(cause, kind), code, why, self._skip, self._resume)
 
     def _refusal(self, end: End, cause: Cause, kind: Kind) -> str:
         """Return why it is not started again; empty if it is."""
@@ -151,7 +151,8 @@ class Policy:
     def _pay(self, end: End, cause: Cause, kind: Kind) -> None:
         self._spent[cause.budget] += 1
         self._by_kind[cause.kind] += 1
-        self._doubtful += kind.back_after > 0 and not end.published
+        self._doubtful += kind.back_after > 0
+        self._against += kind.back_after > 0 and not end.published  # else it was published by that very attempt
         limit = self._limit(cause)
         self._standing = f"{_NAMES[cause.budget]} {self._spent[cause.budget]}" + (f"/{limit}" if limit >= 0 else "")
 
@@ -168,15 +169,19 @@ class Policy:
         if end.loading is None or not _kills_its_loader(end):
             return ""
         self._loaders_killed[end.loading] += 1
-        if self._loaders_killed[end.loading] < _LOADERS_KILLED or self._skip:
+        if self._loaders_killed[end.loading] < _LOADERS_KILLED:
             return ""
-        self._skip, self._resume = (end.loading,), ()
+        self._skip = (end.loading,)
         self._doubted.add(end.loading)
         return f"{self._standing}; generation {end.loading[1]} has killed what loads it twice, and is passed over from now on"
 
-    def _step_back(self, end: End, kind: Kind) -> str:
-        """Go back one generation, once, where ends without a new one speak against that which it went on from."""
-        if not kind.back_after or self._doubtful < kind.back_after or self._resume or self._skip:
+    def _step_back(self, end: End, cause: Cause, kind: Kind) -> str:
+        """Go back one generation, once, where ends without a new one speak against that which it went on from.
+
+        The last start that there is goes back one end sooner: else there would be none after a budget of three.
+        """
+        enough = kind.back_after - self._is_the_last(cause, kind)
+        if not kind.back_after or self._doubtful < 2 or self._against < enough or self._resume or self._skip:
             return ""
         came_from = dict(end.resumed or ((end.loading,) if end.loading else ()))
         self._doubted |= set(came_from.items())
@@ -185,20 +190,23 @@ class Policy:
         if not self._resume:
             return ""
         steps = ", ".join(f"from generation {came_from[run]} to {number}" for run, number in self._resume)
-        return f"{self._standing}; CRASH LOOP: {self._doubtful} ends without a new generation, stepping back {steps}, once"
+        return f"{self._standing}; CRASH LOOP: {self._doubtful} ends without a newer generation, stepping back {steps}, once"
+
+    def _is_the_last(self, cause: Cause, kind: Kind) -> bool:
+        return self._spent[cause.budget] == self._limit(cause) or self._by_kind[cause.kind] == kind.retries
 
     def _before(self, run: str, number: int, older: Iterable[Generation] | None) -> int:
         """Return the newest generation before ``number`` that nothing speaks against; 0 if there is none."""
         known = range(1, number) if older is None else [other for owner, other in older if owner == run and other < number]
         return max((other for other in known if (run, other) not in self._doubted), default=0)
 
-    def _wait(self, end: End, cause: Cause, kind: Kind) -> float:
+    def _wait(self, cause: Cause, kind: Kind) -> float:
         """Return a wait with full jitter: of a hundred jobs that a file server has thrown out no two come back at once."""
         first, longest = self._limits.backoff_s
         if kind.is_patient:
             return longest * (1 + self._draw()) / 2
         count = self._spent["preemption"] - 1 if cause.budget == "preemption" else self._spent.total() - self._spent["preemption"]
-        if count < 1 or (cause.budget == "preemption" and end.published):
+        if count < 1:
             return 0.0  # taken away, and nothing lost; but never twice in a row at once without anything saved between
         return self._draw() * min(longest, first * 2.0 ** min(count - 1, 64))
 

@@ -236,7 +236,7 @@ class _Run:
         before = self.reports[-2].cause.kind if len(self.reports) > 1 else ""
         if cause.advice and cause.kind != before:
             journal("hint", f"hint: {cause.advice}")
-        if decision.action != "done":
+        if decision.action == "restart":
             text, wait_s = wording.ahead(decision), decision.wait_s
             journal("next", text, action=decision.action, wait_s=wait_s, resume=decision.resume, skip=decision.skip)
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +66,12 @@ def listen(settings: Stop, engine: CheckpointEngine) -> Listening:
     """
     clock, notice = SystemClock(), settings.notice or os.environ.get(NOTICE, "")
     source, stop_at_s = source_of(notice) if notice else None, _stop_at_s(os.environ)
+    grace = grace_s(settings.grace, os.environ)
     with _changing:
-        new = _process.lookout is None
-        lookout = _process.lookout = _process.lookout or Lookout(clock, _abandoned)
-        listening = Listening(engine, lookout, grace_s(settings.grace, os.environ), _close)
         try:
+            new = _process.lookout is None
+            lookout = _process.lookout = _process.lookout or Lookout(clock, _abandoned)
+            listening = Listening(engine, lookout, grace, _close)
             lookout.ears = [*(each for each in lookout.ears if each.lives), listening]
             paths = [*_take_signals(lookout, settings, engine), *_limit(settings, engine, clock, stop_at_s)]
             if source is not None:
@@ -84,10 +85,10 @@ def listen(settings: Stop, engine: CheckpointEngine) -> Listening:
             lookout.notices.start()
             _leave_word(clock, paths)
             listening.poll()  # of what an engine before it has heard
+            return listening
         except BaseException:
-            _close(listening)
+            _surely(lambda: _forget(engine))
             raise
-    return listening
 
 
 def grace_s(setting: str | float | None, environment: Mapping[str, str]) -> float:
@@ -218,23 +219,42 @@ def _step() -> int:
 
 
 def _close(listening: Listening) -> None:
-    with _changing:
-        lookout = _process.lookout
-        _process.step = max(_process.step, listening.step)
-        if lookout is None or listening not in lookout.ears:
-            return
-        lookout.ears = [each for each in lookout.ears if each is not listening]
+    _process.step = max(_process.step, listening.step)
+    engine = listening.engine()
+    if engine is not None:
+        with _changing:  # both times: between them the thread would end what only this one can put back
+            _surely(lambda: _forget(engine))
+
+
+def _surely(work: Callable[[], object]) -> None:
+    """Do it to its end, though a handler that was there before us may raise in the midst of it; then raise that."""
+    try:
+        work()
+    except BaseException:
+        work()
+        raise
+
+
+def _forget(engine: CheckpointEngine) -> None:
+    lookout = _process.lookout
+    if lookout is not None:
+        lookout.ears = [each for each in lookout.ears if each.engine() is not engine]
         _abandoned(lookout)
 
 
-def _abandoned(lookout: Lookout) -> None:
-    """Listen no more if there is no engine to listen for. The handlers leave with the next signal, where they cannot now."""
+def _abandoned(lookout: Lookout) -> bool:
+    """Listen no more if there is no engine to listen for, and return whether that was so.
+
+    The handlers leave with the next signal, where they cannot now.
+    """
     with _changing:
-        if _process.lookout is lookout and not any(each.lives for each in lookout.ears):
-            children.spare_no_more()
-            _process.lookout = None
-            if not lookout.end():
-                _process.closed.append(lookout)
+        if _process.lookout is not lookout or any(each.lives for each in lookout.ears):
+            return False
+        children.spare_no_more()
+        if not lookout.end() and lookout not in _process.closed:
+            _process.closed.append(lookout)
+        _process.lookout = None
+        return True
 
 
 # Forks. A signal that comes to a child before it has let go would be written into the pipe that it shares with its parent, which

@@ -10,6 +10,8 @@ from milepost.text import plain
 TAIL_CHARACTERS = 64 << 10
 """Of what was printed the last is looked at: a cause stands at the end, and a run of weeks prints gigabytes."""
 
+_LAST_LINES = 80
+
 _ANSI = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _RANK = re.compile(r"^\[(?:rank|default)?\d{1,6}\]: ?", re.MULTILINE)
 """What torch and torchrun put before each line of a rank."""
@@ -137,6 +139,11 @@ def of_a_worker(text: str) -> tuple[str, str] | None:
     return next(exceptions(text[found.start() :]), None)
 
 
+def ending(text: str) -> str:
+    """Return the last lines: what a program ends with, and what it prints on its way out."""
+    return "\n".join(text.split("\n")[-_LAST_LINES:])
+
+
 def last_line(text: str) -> str:
     """Return the last line that says something."""
     return shown(next((line for line in reversed(text.split("\n")) if line.strip()), ""))
@@ -144,5 +151,5 @@ def last_line(text: str) -> str:
 
 def shown(text: str, most: int = 300) -> str:
     """Return a text as one line that may be printed, and not a long one."""
-    line = " ".join(text[: 4 * most].split())
-    return plain(line if len(line) <= most else line[: most - 1] + "…")
+    line = plain(" ".join(text[: 4 * most].split()))
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -62,7 +62,5 @@ def _standing(each: Newest, step: int) -> str:
 
 
 def ahead(decision: Decision) -> str:
-    """Return what comes next."""
-    if decision.action == "restart":
-        return f"starts again {f'in {span(decision.wait_s)}' if decision.wait_s >= 0.05 else 'at once'}: {decision.why}"
-    return f"{'leaves' if decision.action == 'requeue' else 'stops'}: {decision.why}"
+    """Return when it is started again, and by what right."""
+    return f"starts again {f'in {span(decision.wait_s)}' if decision.wait_s >= 0.05 else 'at once'}: {decision.why}"

@@ -65,7 +65,8 @@ class Checkpointing(BaseCallback):
     counts as the next call; a new model counts from the first, so that a notebook cell can be run again.
 
     ``which`` chooses what to go on from (``latest``, ``best``, a generation, ``never``); all else goes to `CheckpointEngine`.
-    Where ``learn()`` ends with an exception nothing new is saved; what was staged before it is still written.
+    Where ``learn()`` ends with an exception nothing new is saved; what was staged before it is still written. With ``stop=True``
+    it ends with `milepost.Stopped`, at a rollout's start, once all is saved.
     """
 
     def __init__(
