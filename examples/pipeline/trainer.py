@@ -4,6 +4,7 @@
 import hashlib
 import json
 import os
+import select
 import socket
 from contextlib import suppress
 
@@ -34,9 +35,11 @@ class Samplers:
                 self.accept()
                 continue
             with suppress(OSError, ValueError):
-                lines = self.there[index]
+                connection, lines = self.there[index]
                 lines.write(json.dumps(question) + "\n")
                 lines.flush()
+                while not select.select([connection], [], [], 0.2)[0]:
+                    self.meanwhile()
                 return np.array(json.loads(lines.readline()))
             del self.there[index]
 
@@ -48,7 +51,7 @@ class Samplers:
             return
         lines = connection.makefile("rw")
         with suppress(ValueError):
-            self.there[int(lines.readline())] = lines
+            self.there[int(lines.readline())] = connection, lines
 
 
 weights, counters = np.zeros(8), {"step": 0}
