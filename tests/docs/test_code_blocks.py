@@ -1,7 +1,7 @@
 """Run what the documentation shows: every python block, every `$ milepost` command, every doctest.
 
 Blocks of one file share a folder and a namespace and run in order, as a reader would type them; one that begins with the
-name of a file, ``# train.py``, is written to it. A block that cannot run
+name of a file, ``# train.py`` or ``# pipeline.toml``, is written to it. A block that cannot run
 here says why, in an HTML comment right before it: ``<!-- not run: needs a cluster -->``.
 """
 
@@ -30,7 +30,7 @@ PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(milepost.__path__, "milepost.", onerror=lambda _: None))
 
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
-A_FILE = re.compile(r"# (\w+\.py)\n")
+A_FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 """A block that begins so is a file for the commands after it, and does not run by itself."""
 NOT_RUN = re.compile(r"<!--\s*not run:\s*\S[^>]*-->\s*\Z")
 
@@ -52,7 +52,7 @@ def runnable_blocks(text: str) -> Iterator[Block]:
 def run_page(text: str, page: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in runnable_blocks(text):
-        if block.language == "python" and (named := A_FILE.match(block.body)):
+        if block.language in ("python", "toml") and (named := A_FILE.match(block.body)):
             Path(named[1]).write_text(block.body, encoding="utf-8")
         elif block.language == "python":
             # Empty lines in front make the line numbers of a traceback those of the page.

@@ -17,7 +17,7 @@ from milepost.supervise.environment import Way, environment_of
 from milepost.supervise.group import adopting, process
 from milepost.supervise.printing import Console
 
-FAILS_AFTER_S = 15.0
+FAILS_AFTER_S = 120.0
 
 
 def until(seen: Callable[[], Any], also: Callable[[], object] = lambda: None) -> Any:

@@ -12,10 +12,11 @@ import pytest
 
 from milepost.errors import UsageError
 from milepost.lifecycle.stopping import Stop
+from milepost.store.process import has_ended
 from milepost.supervise.failure_record import read_failures
 from milepost.supervise.listening_record import read_listening
 from milepost.supervise.signals import grace_s, listen
-from tests.supervise.told import Told, steps_of
+from tests.supervise.told import PATIENCE_S, Told, steps_of
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -31,7 +32,7 @@ def trainer(root: Path, settings: str, *, before: str = OFTEN, environment: dict
 def test_a_notice_saves_once_trains_on_and_leaves_before_its_deadline(tmp_path: Path) -> None:
     notice = tmp_path / "preempt"
     with trainer(tmp_path / "run", f"stop=Stop(notice={str(notice)!r})") as told:
-        notice.write_text("1h")
+        notice.write_text("1h")  # it may be found while it is still empty
         told.logged("notice .*preempt: this machine goes in 3600 s")
         told.do("for step in range(2, 9): engine.save_if_due(step)")
         assert told.ask("(engine.wait().step, engine.stopping.at_once, engine.stopping.exit_code)") == (2, False, 75)
@@ -40,6 +41,18 @@ def test_a_notice_saves_once_trains_on_and_leaves_before_its_deadline(tmp_path: 
         told.tell("engine.save_if_due(9)")
         assert told.ended() == 75
         assert steps_of(tmp_path / "run") == [2, 9]
+
+
+def test_a_notice_that_says_its_deadline_only_at_the_second_look_has_that_deadline(tmp_path: Path) -> None:
+    notice = tmp_path / "preempt"
+    notice.touch()
+    with trainer(tmp_path / "run", f"stop=Stop(notice={str(notice)!r}, grace=40)") as told:
+        told.logged("this machine goes in 40 s")
+        notice.write_text("1h")
+        told.logged("this machine goes in 3600 s")
+        left_s = told.ask("(engine.stopping.deadline_ns - engine._clock.monotonic_ns()) / 1e9")
+        assert isinstance(left_s, float)
+        assert left_s > 1000
 
 
 def test_a_notice_that_is_withdrawn_lets_training_go_on(tmp_path: Path) -> None:
@@ -271,3 +284,23 @@ def test_a_supervisor_finds_what_training_died_of_also_when_the_engine_was_close
         (record,) = read_failures(tmp_path)
         assert (record.type, record.message, record.step) == ("RuntimeError", "too hot", 7)
         assert "RuntimeError: too hot" in told.said
+
+
+def test_workers_end_with_a_trainer_that_is_ended_beside_its_training_thread(tmp_path: Path) -> None:
+    workers = "import multiprocessing\nworker = multiprocessing.get_context('fork').Process(target=signal.pause, daemon=True)"
+    with trainer(tmp_path / "run", GRACE.format(0.5)) as told:
+        told.do(f"{workers}\nworker.start()\nengine.save_if_due(2)\nengine.save_if_due(3)")
+        pidfd = os.pidfd_open(int(str(told.ask("worker.pid"))))
+        told.tell("import threading\nthreading.Event().wait()")
+        told.send(TERM)
+        assert told.ended() == 75
+    assert has_ended(pidfd, PATIENCE_S)
+    os.close(pidfd)
+
+
+def test_a_program_that_ends_without_closing_its_engine_ends_as_ever(tmp_path: Path) -> None:
+    with trainer(tmp_path / "run", "stop=True") as told:
+        assert told.process.stdin is not None
+        told.process.stdin.close()
+        assert told.ended() == 0
+        assert told.said == ""

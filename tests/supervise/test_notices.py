@@ -257,8 +257,9 @@ def test_only_news_is_told_and_trouble_is_no_news(caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO")
     told: list[Notice | None] = []
     here = Notice(within_s=30.0)
-    watched = Watched(Scripted(None, Unclear("down"), Unclear("down"), here, here, Unclear("down"), here, None), told.append)
-    for _ in range(8):
+    looks = (None, Unclear("down"), Unclear("down"), here, here, Notice(), Unclear("down"), here, None)
+    watched = Watched(Scripted(*looks), told.append)
+    for _ in looks:
         watched.look()
     assert told == [here, None]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO"]

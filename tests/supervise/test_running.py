@@ -159,6 +159,7 @@ from milepost.engine.beats import Beat
 from milepost.clock import SystemClock
 beat = Beat()
 beat.show(os.environ["MILEPOST_SUPERVISED"], "memory://elsewhere", SystemClock())
+beat.at(1)
 made("ready")
 """
 
@@ -204,6 +205,19 @@ def test_a_command_that_hangs_is_suspected_then_asked_and_ended(tmp_path: Path) 
     assert (end.hung, end.signal, end.forwarded, end.killed_after_grace) == (True, signal.SIGTERM, (), False)
 
 
+def test_where_nobody_in_it_listens_py_spy_is_asked_if_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "py-spy"
+    stand_in.write_text('#!/bin/sh\necho "$@: in rollout (train.py:12)"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with watched(tmp_path, "wait_for_ever()", 10.0, 5.0) as (attempt, _, look):
+        until(look)
+        end = attempt.poll()
+    assert end is not None
+    assert end.stacks == f"pid {attempt.pid}:\ndump --pid {attempt.pid}: in rollout (train.py:12)\n"
+
+
 def test_one_that_comes_back_while_it_is_suspected_is_left_alone(tmp_path: Path) -> None:
     script = "while not Path('go').exists(): pass\nbeat.beat()\nmade('beaten')\nwait_for_ever()"
     with watched(tmp_path, script, 10.0, 5.0) as (_, told, look):
@@ -240,9 +254,26 @@ def test_time_in_which_the_supervisor_did_not_run_is_no_silence() -> None:
 
 def test_the_limit_that_nobody_gave_is_ten_times_the_longest_silence_and_ten_minutes_at_least() -> None:
     pulse = Pulse()
+    looks(pulse, {"a": 1}, {"a": 2}, {"a": 3})
     assert pulse.limit_s == 600.0
-    looks(pulse, *[{"a": 1}] * 301, {"a": 2})
-    assert pulse.limit_s == pytest.approx(3010.0)
+    looks(pulse, *[{"a": 3}] * 301, {"a": 4}, at_s=3.0)
+    assert pulse.limit_s == pytest.approx(3020.0, abs=20.0)
+
+
+def test_until_it_is_known_how_far_safe_points_lie_apart_the_limit_that_nobody_gave_is_an_hour() -> None:
+    pulse = Pulse()
+    for beats, limit_s in ((1, 3600.0), (2, 3600.0), (3, 600.0)):
+        pulse.look({"a": beats}, beats * 10**9)
+        assert pulse.limit_s == limit_s
+
+
+def test_a_load_or_a_save_is_given_more_time() -> None:
+    pulse, given = Pulse(), Pulse(10.0)
+    for each in (pulse, given):
+        looks(each, {"a": 1}, {"a": 2}, {"a": 3})
+        each.look({"a": 4}, 4 * 10**9, trains=False)
+    assert (pulse.limit_s, given.limit_s) == (3600.0, 60.0)
+    assert (pulse.look({"a": 5}, 5 * 10**9), pulse.limit_s) == ("beating", 600.0)
 
 
 def test_an_engine_that_was_closed_is_no_longer_waited_for() -> None:

@@ -48,6 +48,7 @@ def test_a_second_signal_a_while_after_the_first_ends_it_at_once(tmp_path: Path,
     with trainer(tmp_path / "run", before=TWICE.format(0)) as told:
         told.send(TERM)
         told.logged("SIGTERM")
+        assert told.ask("1") == 1  # the main thread has heard of it, too, and not only the one that says so
         told.send(signum)
         assert told.ended() == -signum
         assert steps_of(tmp_path / "run") == []

@@ -29,6 +29,9 @@ _HOMES = {
     "doctor": "doctor",
     "selftest": "selftest",
     "run": "run",
+    "up": "up",
+    "roles": "up",
+    "restart": "up",
     "drill": "drill",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""

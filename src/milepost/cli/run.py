@@ -86,12 +86,12 @@ def run(
     Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it has saved and is to be started
     again, with 130 after a Ctrl-C.
     """
-    _check_the_system()
-    _open_what_is_closed()
+    check_the_system()
+    open_what_is_closed()
     request = Request(
         command,
         dict(os.environ),
-        Limits(max_failures, max_infrastructure, max_preemptions, _backoff(backoff)),
+        Limits(max_failures, max_infrastructure, max_preemptions, backoff_of(backoff)),
         _grace(grace),
         _pulse(hang_after),
         notice,
@@ -101,7 +101,7 @@ def run(
     journal = Journal(console, clock, log, as_json=as_json)
     with Hearing(for_good=bool((click.get_current_context().obj or {}).get("is_a_program"))) as ear:
         try:
-            bench = Bench(clock, ear, console, journal, _folder(), OomKills().grown)
+            bench = Bench(clock, ear, console, journal, folder_of_attempts(), OomKills().grown)
             if when == "auto":
                 bench.requeue = partial(requeue, os.environ, most=MOST if max_preemptions < 0 else max_preemptions)
             outcome = keep_running(request, bench)
@@ -113,7 +113,8 @@ def run(
     return outcome.exit_code
 
 
-def _check_the_system() -> None:
+def check_the_system() -> None:
+    """Raise `UsageError` (kind ``no-supervision``) where processes cannot be looked after."""
     if not (hasattr(os, "pidfd_open") and os.path.isdir("/proc/self")):
         raise UsageError(
             "a command cannot be supervised here: it needs process descriptors and /proc (Linux 5.3 or newer)",
@@ -122,25 +123,28 @@ def _check_the_system() -> None:
         )
 
 
-def _open_what_is_closed() -> None:
+def open_what_is_closed() -> None:
     """Open nothing in the place of a standard stream that is closed: the next file opened would be taken for it."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
             nothing = os.open(os.devnull, os.O_RDWR)
-            if nothing != descriptor:
+            if nothing == descriptor:
+                os.set_inheritable(nothing, True)  # the command has the same three
+            else:
                 os.dup2(nothing, descriptor)
                 os.close(nothing)
 
 
-def _folder() -> Path:
+def folder_of_attempts() -> Path:
     """Return a new directory: within that of an outer run, so that it knows whose processes these are."""
     outer = os.environ.get("MILEPOST_SUPERVISED")
     return Path(tempfile.mkdtemp(prefix="milepost-run-", dir=outer if outer and os.path.isdir(outer) else None))
 
 
-def _backoff(text: str) -> tuple[float, float]:
+def backoff_of(text: str) -> tuple[float, float]:
+    """Return the first wait and the longest of ``5s..5m``."""
     first, dots, longest = text.partition("..")
     waits = seconds_of(first), seconds_of(longest if dots else first)
     if waits[0] > waits[1]:

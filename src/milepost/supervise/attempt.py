@@ -17,12 +17,12 @@ from typing import Protocol
 from milepost.clock import Clock, utc_text
 from milepost.engine.beats import Beats
 from milepost.store.lock import LONGEST_DEADLINE_S
-from milepost.supervise.beating import Pulse, beats_of, counts_of
+from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
 from milepost.supervise.causes import End
 from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
-from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process
-from milepost.supervise.printing import Console, Tee
+from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process, processes
+from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import name_of_signal, start, status_of
@@ -61,6 +61,10 @@ class Order:
     """Signals that are blocked in it."""
     is_alone: bool = True
     """This process starts no other command meanwhile."""
+    look: Callable[[], Mapping[int, Process]] = processes
+    """Looks at all processes of the machine, now and then while it runs."""
+    stdout_too: bool = False
+    """What it writes to stdout goes the way of its stderr: where several commands speak, each line is to say whose it is."""
 
 
 class Attempt:
@@ -70,14 +74,14 @@ class Attempt:
     """
 
     def __init__(
-        self, order: Order, clock: Clock, tell: Tell, console: Console, *, oom_kills: Callable[[], int] = lambda: 0
+        self, order: Order, clock: Clock, tell: Tell, console: Output, *, oom_kills: Callable[[], int] = lambda: 0
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
         environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
-        self._process, reading = start(order.command, environment, order.cwd, order.mask)
+        self._process, reading = start(order.command, environment, order.cwd, order.mask, stdout_too=order.stdout_too)
         self.pid = self._process.pid
         LEADERS.add(self.pid)
         self._tee = self._listening(reading, console)
@@ -182,7 +186,7 @@ class Attempt:
     def _look(self, now_ns: int) -> None:
         if now_ns >= self._listed_ns:
             # Known by this look, whatever they make of themselves later. It may cost a fiftieth of the time.
-            self._group.left()
+            self._group.left(self.order.look())
             took_ns = self._clock.monotonic_ns() - now_ns
             self._listed_ns = now_ns + 50 * took_ns
         self._oom_kills()  # the group in which they are counted may be gone with the command
@@ -201,7 +205,8 @@ class Attempt:
         if self._pulse is None or self._kill_ns is not None:
             return
         stopped = [there for pid in {self.pid, *(each.pid for each in found.values())} if (there := process(pid))]
-        life = self._pulse.look(counts_of(found), now_ns, stands_still=any(each.state in "Tt" for each in stopped))
+        stands_still = any(each.state in "Tt" for each in stopped)
+        life = self._pulse.look(counts_of(found), now_ns, trains=trains(found), stands_still=stands_still)
         if life in ("suspect", "hung") and not self._suspect:
             self._suspect = True
             silent = f"no safe point for {self._pulse.silent_s:.0f}s: it may hang"

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from milepost.clock import Clock
 from milepost.store.process import TITLE, process_start_time
 
 FOLDER = "MILEPOST_SUPERVISED"
@@ -103,6 +104,27 @@ def processes() -> dict[int, Process]:
     return {}
 
 
+class Looks:
+    """Look at all processes of this machine once for several commands: a look for each would cost each of them the same."""
+
+    def __init__(self, clock: Clock, *, reaps: bool) -> None:
+        """``reaps``: this process starts nothing but commands, so that whatever else ends here was left behind by one of them."""
+        self._clock, self._reaps = clock, reaps
+        self._there: dict[int, Process] = {}
+        self._until_ns = 0
+
+    def __call__(self) -> Mapping[int, Process]:
+        """Return what was there at a look less than half a second ago."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._until_ns:
+            self._until_ns = now_ns + 500_000_000
+            self._there = processes()
+            for each in self._there.values() if self._reaps else ():
+                if each.has_ended and each.parent == os.getpid() and each.pid not in LEADERS and _is_foreign(each):
+                    each.reap()
+        return self._there
+
+
 class Group:
     """Be all processes of one command but its first. One thread uses it."""
 
@@ -120,9 +142,9 @@ class Group:
         self._known: dict[int, int] = {}
         self._told: dict[tuple[int, int], bool] = {}
 
-    def left(self) -> list[Process]:
-        """Look, reap what has ended here, and return those that run."""
-        there = processes()
+    def left(self, there: Mapping[int, Process] | None = None) -> list[Process]:
+        """Look, reap what has ended here, and return those that run. ``there``: what a look has found, lately."""
+        there = processes() if there is None else there
         members = self._members(there)
         self._known = {each.pid: each.started for each in members}
         # To PID 1 everybody comes in the end, strangers, too.

@@ -1,4 +1,4 @@
-"""Tell people and programs what `milepost run` does: lines on stderr, JSON lines in a file."""
+"""Tell people and programs what `milepost run`, or `milepost up`, does: lines on stderr, JSON lines in a file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ class Journal:
     ``attempt`` is told with each: which of them is running, or was the last to.
     """
 
-    def __init__(self, console: Console, clock: Clock, log: Path | None, *, as_json: bool = False, quiet: bool = False) -> None:
+    def __init__(
+        self, console: Console, clock: Clock, log: Path | None, *, as_json: bool = False, quiet: bool = False, name: str = "run"
+    ) -> None:
         """Open the log, which is only added to. Raises `UsageError` (kind ``bad-log``) if that cannot be."""
         self._console, self._clock, self._as_json, self._quiet = console, clock, as_json, quiet
+        self._name = name
         self._log, self._is_cut, self._failed = -1 if log is None else _opened(log), False, False
         self.attempt = 0
 
     def __call__(self, event: str, text: str, /, **facts: object) -> None:
-        head = {"message_type": "run_event", "schema_version": SCHEMA_VERSION, "at": utc_text(self._clock.wall_ns())}
-        line = json.dumps({**head, "event": event, "attempt": self.attempt, "text": text, **facts}, default=str)
+        head = {"message_type": f"{self._name}_event", "schema_version": SCHEMA_VERSION, "at": utc_text(self._clock.wall_ns())}
+        line = json.dumps({**head, "event": event, "attempt": self.attempt, "text": text} | facts, default=str)
         if self._as_json:
             self._console.say(line)
         elif not self._quiet:
             for each in text.splitlines():
-                self._console.say(f"[run] {plain(each)}")
+                self._console.say(f"[{self._name}] {plain(each)}")
         if self._log >= 0:
             self._append(line)
 
@@ -53,7 +56,7 @@ class Journal:
     def _complain(self, why: str) -> None:
         if not self._failed:
             self._failed = True
-            self._console.say(f"[run] the log cannot be written ({why}); the command goes on")
+            self._console.say(f"[{self._name}] the log cannot be written ({why}); the command goes on")
 
     def close(self, within_s: float = 1.0) -> None:
         """Say what could not be said yet, if somebody reads it within so long, and close the log."""

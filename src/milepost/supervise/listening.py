@@ -43,6 +43,8 @@ class Listening:
         self._turn = threading.Lock()
         self._pid = os.getpid()
         self._told_s = grace_s
+        self._vague = False
+        """The notice that was told last says nothing of a deadline."""
         self._failed = False
 
     @property
@@ -94,14 +96,18 @@ class Listening:
             return
         if notice is None:
             engine.withdraw(path)
+            self._vague = False
             return
         within_s = self.grace_s if notice.within_s is None else notice.within_s
         if notice.deadline_wall_ns is not None:
             # Turned into a length of time once: whatever becomes of the wall clock, the deadline stays where it is.
             within_s = max(0.0, (notice.deadline_wall_ns - clock.wall_ns()) / 1e9)
+        if self._vague and notice != Notice():
+            engine.withdraw(path)  # what was read of it first was a file that was not yet written to its end
+        self._vague = notice == Notice()
         engine.stop_by(within_s, path=path, at_once=False, early=True)
         text = "%s: this machine goes in %.0f s; all is saved at the next safe point, and once more before the end"
-        self._lookout.say_once(path, text, path, within_s)
+        self._lookout.say_once(f"{path} vague" if self._vague else path, text, path, within_s)
         self._lookout.dispositions.poke()
 
     def keep_deadline(self) -> float:

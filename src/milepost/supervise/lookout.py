@@ -81,6 +81,10 @@ class Lookout:
         for each in self.ears:
             if each.notice == notice:
                 each.told(name, found, self._clock)
+        if found is None:
+            for key in (f"notice {name}", f"notice {name} vague"):
+                self._said.pop(key, None)  # another one is news
+            log.warning("notice %s was withdrawn: training goes on", name)
 
     def end(self) -> bool:
         """Let the threads end, and have all as it was before; return whether that can be, here and now: in the main thread."""

@@ -36,6 +36,8 @@ class Watched:
         if self.trouble:
             log.info("it can be told again whether there is a notice (%s)", self.source.name)
         self.trouble = False
+        if found == Notice() and self.seen is not None:
+            return  # it says less than before: a file that is just being written anew
         if found != self.seen:
             self.seen = found
             self.tell(found)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
 
 from milepost.supervise.symptoms import readable
 
@@ -78,10 +79,39 @@ class Console:
             self._gone = True
 
 
+class Output(Protocol):
+    """Take what a command writes."""
+
+    def pass_on(self, data: bytes) -> None:
+        """Pass it on, and wait for as long as that takes."""
+
+
+class Labelled:
+    """Put a name before each line of one command among several, and pass on whole lines only."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._console, self._label = console, f"[{name}] ".encode()
+        self._rest = b""
+
+    def pass_on(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) > _AT_ONCE:
+            lines.append(self._rest[:_AT_ONCE])
+            self._rest = self._rest[_AT_ONCE:]
+        for line in lines:
+            # Of a bar that draws itself again and again, the last state: others write between.
+            self._console.pass_on(self._label + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
+
+    def end(self) -> None:
+        """Pass on what was no whole line."""
+        if self._rest:
+            self.pass_on(b"\n")
+
+
 class Tee:
     """Read a pipe to its end in a thread of its own (``milepost-stderr``), pass it on, and keep its tail."""
 
-    def __init__(self, descriptor: int, console: Console) -> None:
+    def __init__(self, descriptor: int, console: Output) -> None:
         self._descriptor = descriptor
         self._console = console
         self._tail: deque[bytes] = deque()

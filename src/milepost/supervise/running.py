@@ -32,11 +32,11 @@ from milepost.supervise.roots import Newest
 from milepost.supervise.starting import name_of_signal
 
 POLL_S = 0.1
-_TWICE_S = 1.0
+TWICE_S = 1.0
 """Platforms send one signal to a process and to its group: what comes so soon after the first is the same one."""
-_NOT_STARTED = 71
+NOT_STARTED = 71
 """What an attempt ends with that the system had no room for (``EX_OSERR``): a program that does not exist is an error instead."""
-_NO_SUCH = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.E2BIG, errno.ELOOP, errno.ENAMETOOLONG)
+NO_SUCH = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.E2BIG, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class Ear(Protocol):
@@ -182,10 +182,10 @@ class _Run:
         try:
             attempt = Attempt(order, bench.clock, bench.journal, bench.console, oom_kills=bench.oom_kills)
         except OSError as error:
-            if error.errno in _NO_SUCH:
+            if error.errno in NO_SUCH:
                 raise _no_such_command(request.command, error) from error
             bench.journal("not-started", f"attempt {number} could not be started: {error.strerror}")
-            return End(_NOT_STARTED, None, stderr=str(error))
+            return End(NOT_STARTED, None, stderr=str(error))
         told = [f"{name}={value}" for name, value in environment.items() if name in ("MILEPOST_RESUME", "MILEPOST_SKIP")]
         words = redacted(" ".join([*told, shlex.join(request.command)]))
         bench.journal("started", f"attempt {number}: {words} (pid {attempt.pid})", pid=attempt.pid, told=told)
@@ -201,7 +201,7 @@ class _Run:
     def _heard(self, number: int, attempt: Attempt) -> None:
         name, now_ns = name_of_signal(number), self.bench.clock.monotonic_ns()
         if number in ENDING and self.ending_ns is not None:
-            if now_ns - self.ending_ns > _TWICE_S * 1e9:
+            if now_ns - self.ending_ns > TWICE_S * 1e9:
                 self.cut_short = self.cut_short or number
                 self.bench.journal("cut-short", f"{name} again: killed at once", signal=number)
                 attempt.kill()

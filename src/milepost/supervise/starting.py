@@ -37,7 +37,12 @@ except OSError as error:
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], cwd: Path | None, mask: Collection[int]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path | None,
+    mask: Collection[int],
+    *,
+    stdout_too: bool = False,
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start it with these signals blocked; return it, and what reads its stderr. Raises `OSError` if it cannot be started.
 
@@ -52,6 +57,7 @@ def start(
         process = subprocess.Popen(  # noqa: S603 - the user's own command, as given
             [sys.executable, "-I", "-S", "-c", _START, *words],
             stdin=subprocess.DEVNULL,
+            stdout=writing if stdout_too else None,
             stderr=writing,
             # It holds the reading end, too: if we are killed, its next line would be a BrokenPipeError in the midst of training,
             # before it has saved.
