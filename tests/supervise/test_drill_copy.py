@@ -232,3 +232,22 @@ def test_only_directories_of_ended_drills_are_removed(tmp_path: Path, monkeypatc
     assert drill_scratch.remove_left_over(tmp_path) == []
     names = {"milepost-drill-somebody-elses", "precious", "milepost-drill-link", kept.name}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_a_command_that_does_not_go_on_from_the_copy_is_told_so_and_never_struck(mine: Path) -> None:
+    verdict = drilled("begins anew", Path.cwd(), roots=("runs/mine",))
+    assert (verdict.outcome, verdict.kind, verdict.runs) == ("nothing proven", "never-resumed", ())
+
+
+def test_a_command_that_goes_past_the_copy_to_the_users_own_root_is_found_before_anything_is_struck(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only here is a root of one's own changed: the command clears its environment, which no drill can prevent."""
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    script = written("clears the environment", tmp_path, {})
+    script.write_text(script.read_text().replace("runs/mine", str(tmp_path / "runs" / "mine")))
+    verdict = drill(Request("bitflip", (sys.executable, str(script)), ("runs/mine",)), bench(tmp_path / "scratch"))
+    assert (verdict.outcome, verdict.kind, verdict.runs) == ("nothing proven", "saved-elsewhere", ())
+    assert verdict.places == ("runs/mine",)

@@ -68,7 +68,7 @@ def _lanes(runs: Sequence[Drilled], undisturbed_s: float) -> Iterator[str]:
     yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="When each run was struck, and when it went on">'
     yield from _axis(longest_s, height - 20, unit=" s")
     yield f'<text x="{_LEFT - 8}" y="{_LANE / 2 + 4}" text-anchor="end">alone</text>'
-    yield _bar("run", 0, undisturbed_s, 0, longest_s, "left alone")
+    yield _bar("run", 0, undisturbed_s, 0, longest_s, "left alone, from its start to its end")
     for row, run in enumerate(runs, 1):
         yield f'<text x="{_LEFT - 8}" y="{row * _LANE + _LANE / 2 + 4}" text-anchor="end">run {run.number}</text>'
         yield from _lane(run, row, longest_s)
