@@ -52,6 +52,19 @@ def test_one_thread_makes_all_saves_and_ends_with_the_engine(tmp_path: Path) -> 
     assert not writers()
 
 
+def test_who_has_waited_for_a_save_gives_its_lock_up_itself_whatever_the_thread_does_meanwhile() -> None:
+    # A signal's handler may run between taking it and giving it up, and the deletions end in that time: to give it up for
+    # somebody else would end training with "release unlocked lock".
+    background, deletions = Background("thread"), threading.Lock()
+    deletions.acquire()
+    job = background.start(lambda: None, deletions.acquire)
+    with job.done:
+        deletions.release()
+        background.settle()
+        assert job.done.locked()
+    background.close()
+
+
 def test_a_save_is_handed_over_without_waiting_for_its_thread() -> None:
     background, gate = Background("thread"), threading.Lock()
     gate.acquire()

@@ -19,6 +19,8 @@ from typing import Any
 
 LONGEST_S = 120.0
 """After which a trainer hangs. It takes a hundredth of a second."""
+_TELLS_S = 5.0
+"""In which it writes down where its threads are."""
 
 
 class Hang(AssertionError):
@@ -33,6 +35,7 @@ class Nursery:
         self.output = place / "output"
         self._stacks = place / "stacks"
         self._module = module
+        self._lives = False
         self._started: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,23 +54,27 @@ class Nursery:
         self._process.stdin.flush()
         self._stacks = Path(order["place"]) / "stacks"
         self.pid = self._answer(LONGEST_S)
+        self._lives = True
         return self.pid
 
     def changed(self, within_s: float = LONGEST_S) -> int:
         """Wait for the trainer to end or stop and return the status; `Hang` with its stacks if it does neither."""
         try:
-            return self._answer(within_s)
+            status = self._answer(within_s)
         except TimeoutError:
-            raise self._hangs() from None
+            raise self._hangs(within_s) from None
+        self._lives = os.WIFSTOPPED(status)
+        return status
 
-    def _hangs(self) -> Hang:
-        os.kill(self.pid, signal.SIGCONT)
-        os.kill(self.pid, signal.SIGQUIT)
-        with suppress(TimeoutError):
-            self._answer(5.0)
-        os.kill(self.pid, signal.SIGKILL)
+    def _hangs(self, within_s: float) -> Hang:
+        for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGQUIT, _TELLS_S), (signal.SIGKILL, LONGEST_S)):
+            with suppress(TimeoutError):
+                os.kill(self.pid, number)
+                if not os.WIFSTOPPED(self._answer(patience_s)):
+                    break
+        self._lives = False
         stacks = self._stacks.read_text() if self._stacks.exists() else "it was not even there"
-        return Hang(f"the trainer did not end within {LONGEST_S} s:\n{stacks}")
+        return Hang(f"the trainer did not end within {within_s} s:\n{stacks}")
 
     def _answer(self, within_s: float) -> int:
         assert self._process.stdout is not None
@@ -81,6 +88,8 @@ class Nursery:
     def close(self) -> None:
         if self._started is None:
             return
+        if self._lives:  # somebody has given up before it ended; until then its PID is its own, and the nursery waits for it
+            os.kill(self.pid, signal.SIGKILL)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

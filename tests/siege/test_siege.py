@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 from milepost import CheckpointEngine
 from milepost.testing.power import scratch
 from tests.siege.campaign import Campaign, Kind, besiege
-from tests.siege.judge import End, Note, Root, check_end, check_steps, wait_for_the_end_of
-from tests.siege.nursery import Nursery
+from tests.siege.judge import End, Note, Root, check_end, check_steps, read_notes, wait_for_the_end_of
+from tests.siege.nursery import Hang, Nursery
 from tests.siege.supervised import besiege_runs
 from tests.siege.training import Training, alone
 
@@ -106,6 +107,18 @@ def test_an_end_that_should_not_be_is_told(end: End) -> None:
 )
 def test_an_end_that_may_be_passes(end: End) -> None:
     check_end(end)
+
+
+def test_a_trainer_that_hangs_is_told_with_its_stacks_and_killed(place: Path) -> None:
+    with Nursery(place) as nursery:
+        campaign = Campaign(place / "0", Kind({"writer": "thread"}), (nursery, nursery), {})
+        nursery.start(campaign.order("1", 9, stuck=2, signal=int(signal.SIGCONT)))
+        while not any(note.word == "stuck" for note in read_notes(place / "0/notes")):
+            threading.Event().wait(0.01)
+        with pytest.raises(Hang, match="in be_stuck"):
+            nursery.changed(within_s=0.1)
+        nursery.start(campaign.order("2", 9))
+        assert nursery.changed() == 0
 
 
 @pytest.fixture

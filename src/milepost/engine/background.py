@@ -39,6 +39,7 @@ class Job:
             return
         work, rest = taken
         del taken
+        is_told = False
         try:
             try:
                 self.answer = work()
@@ -46,6 +47,7 @@ class Job:
                 self.failure = error
             del work
             self.done.release()
+            is_told = True
             if self.failure is None:
                 try:
                     rest()
@@ -53,7 +55,9 @@ class Job:
                     log.exception("what follows a save failed; the save counts")
         finally:
             del rest  # it holds the engine, which is not to be freed by this thread after it has said that it is over
-            if self.done.locked():
+            # Once told, whoever holds this lock is one who waited for it, and is about to give it up: a signal may keep him there
+            # for as long as the deletions take.
+            if not is_told and self.done.locked():
                 self.done.release()
             self.over.release()
 
