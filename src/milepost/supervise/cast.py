@@ -165,7 +165,8 @@ class Cast:
         self.starts += 1
         member.fate, member.published, member.is_ready = "run", self.published, member.probe is None and member.running.pid > 0
         member.ready_until_ns = self._clock.monotonic_ns() + round(role.ready_within_s * 1e9)
-        self.tell("started", member, f"started, pid {member.running.pid}, attempt {member.attempt}", why=member.why)
+        if member.running.pid:
+            self.tell("started", member, f"started, pid {member.running.pid}, attempt {member.attempt}", why=member.why)
 
     def _probe(self, role: Role, place: Place) -> Probe | None:
         others_run = any(self.members[other].running for other in role.places)
