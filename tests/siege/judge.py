@@ -90,7 +90,7 @@ def check_end(end: End) -> None:
     assert end.code in allowed, f"start {end.name} ended with {end.code} instead of {sorted(allowed)} {told}"
     if end.code in (75, 130):
         assert any(note.rest[0] == end.code for note in end.all_of("left")), f"start {end.name} left by another way {told}"
-        steps = {name: step for name, step in (note.rest for note in end.all_of("safe"))}
+        steps = dict(note.rest for note in end.all_of("safe"))
         assert len({*steps.values()}) <= 1, f"start {end.name} left its engines at different steps, {steps}, {told}"
 
 
