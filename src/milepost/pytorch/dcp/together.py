@@ -1,0 +1,143 @@
+"""Save and load on all ranks, with milepost's own errors; a load falls back, on all ranks to the same generation.
+
+For whoever calls ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` there is `as_error`: what they raise is no `Exception`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from milepost.errors import CorruptError, InternalError, MilepostError, ServiceError
+from milepost.lifecycle.recover import Skipped
+from milepost.pytorch.dcp.choosing import Which
+from milepost.pytorch.dcp.reader import RunReader
+from milepost.pytorch.dcp.writer import RunWriter, Saved
+from milepost.records import Restored
+from milepost.store.resolve import Where
+from milepost.text import plain
+
+_LOST = "torchrun starts all ranks anew; what was published before stands"
+
+
+def save(
+    state: dict[str, Any],
+    writer: RunWriter,
+    *,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> Saved:
+    """Save on all ranks as ``dcp.save`` does, and return which generation it has become, on each of them.
+
+    Raises milepost's own errors, the same on each rank: what went wrong on the lowest of those that failed. A rank that is
+    gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``).
+    """
+    try:
+        metadata = dcp_save(state, storage_writer=writer, planner=planner, process_group=process_group, no_dist=no_dist)
+    except (Exception, CheckpointException) as error:
+        raise as_error(error) from error
+    saved = metadata.storage_data
+    if not isinstance(saved, Saved):
+        raise InternalError("a save has ended without a generation", kind="no-generation", step=writer.step)
+    return saved
+
+
+def load(
+    state: dict[str, Any],
+    root: Where,
+    *,
+    which: Which = "latest",
+    planner: LoadPlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    trust_pickle: bool = False,
+    key_file: str | os.PathLike[str] | None = None,
+) -> Restored:
+    """Load on all ranks as ``dcp.load`` does, in place; where a shard is damaged, from the newest generation that is sound.
+
+    What one rank finds damaged, all pass over: each hears of it from DCP. Raises `NotFoundError` if there is no generation,
+    `CorruptError` (kind ``nothing-valid``) if there is none left, or for a damaged one that was asked for by its number. The
+    state may be half overwritten then: it is not to be saved.
+    """
+    rejected: list[Skipped] = []
+    while True:
+        reader = RunReader(root, which=which, trust_pickle=trust_pickle, key_file=key_file)
+        reader.rejected = [*rejected]
+        try:
+            dcp_load(state, storage_reader=reader, planner=planner, process_group=process_group, no_dist=no_dist)
+        except (Exception, CheckpointException) as error:
+            told = as_error(error)
+            if which != "latest" or not isinstance(told, CorruptError) or told.kind != "damaged-leaf":
+                raise told from error
+            rejected.append(Skipped(int(str(told.facts["generation"])), "damaged", told.message))
+        else:
+            here = 1 if no_dist or not dist.is_initialized() else dist.get_world_size(process_group)
+            return _restored(reader, here, rejected)
+
+
+def _restored(reader: RunReader, ranks: int, rejected: list[Skipped]) -> Restored:
+    manifest = reader.manifest
+    inexact = (
+        (f"saved by {reader.ranks} ranks and loaded by {ranks}: what is summed over ranks comes in another order",)
+        if reader.ranks != ranks
+        else ()
+    )
+    return Restored(
+        generation=manifest.number,
+        step=manifest.step,
+        counters=dict(manifest.counters),
+        version=manifest.version,
+        elapsed_s=float.fromhex(manifest.elapsed_s),
+        components=tuple(component.name for component in manifest.components),
+        inexact=inexact,
+        skipped=tuple(map(str, [*reader.skipped])) or tuple(map(str, rejected)),
+    )
+
+
+def as_error(error: BaseException) -> MilepostError:
+    """Return what went wrong as one of milepost's errors: of several ranks' that of the lowest, and which ranks failed.
+
+    ``error`` is what ``dcp.save``, ``dcp.load`` or the result of ``dcp.async_save`` has raised: a ``CheckpointException``, which
+    ``except Exception`` does not catch, or what the process group says of a rank that is gone. A Ctrl-C is raised again.
+    """
+    if isinstance(error, MilepostError):
+        return error
+    if isinstance(error, CheckpointException):
+        return _of_ranks({rank: failure for rank, (failure, _) in sorted(error.failures.items())})
+    if not isinstance(error, Exception):
+        raise error
+    return ServiceError(
+        "the ranks have lost each other: one is gone, or silent for too long",
+        kind="rank-lost",
+        hint=_LOST,
+        cause=_first_line(error),
+    )
+
+
+def _of_ranks(failures: dict[int, BaseException]) -> MilepostError:
+    ranks = ", ".join(map(str, failures))
+    for failure in failures.values():
+        if isinstance(failure, MilepostError):
+            failure.facts = {**failure.facts, "failed_on_ranks": ranks}
+            return failure
+    rank, failure = next(iter(failures.items()))
+    return ServiceError(
+        "a rank has failed",
+        kind="rank-failed",
+        hint="look at what that rank has logged",
+        rank=rank,
+        cause=_first_line(failure),
+        failed_on_ranks=ranks,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    text = plain(str(error).partition("\n")[0])
+    return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,263 @@
+"""Write one rank's part of a save: its tensors and values into blobs of its own, durable and digested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from milepost.clock import Clock
+from milepost.encode.blob import Item, write_blob
+from milepost.encode.blob import layout as blob_layout
+from milepost.engine.capture import in_files
+from milepost.engine.placing import FULL
+from milepost.errors import InternalError, StoreError, UsageError
+from milepost.lifecycle.health import is_finite, is_scanned
+from milepost.publish import layout
+from milepost.publish.signed import is_signing
+from milepost.pytorch.dcp.errands import Errand
+from milepost.pytorch.dcp.naming import component_of, path_of, rows_of
+from milepost.pytorch.dcp.plain import Kind, flat_value, is_untouched
+from milepost.pytorch.leaves import TensorKind
+from milepost.records import BlobRecord, LeafRecord, LeafSpec, Node
+from milepost.state.kinds import load_edges
+from milepost.state.leaves import LiveLeaf
+from milepost.state.tree import Flat
+from milepost.store.base import Store
+
+_TENSORS = TensorKind()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Say what one rank has written, as a whole."""
+
+    rank: int
+    errand: Errand
+    blobs: tuple[BlobRecord, ...]
+    nonfinite: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """Say what one rank has written of one entry: its node, whose leaves count from 0, and where their bytes are."""
+
+    component: str
+    kind: Kind
+    node: Node
+    leaves: tuple[LeafRecord, ...]
+    """Their ``blob`` counts among the blobs of the share."""
+    share: Share
+
+
+@dataclass(slots=True)
+class _Leaf:
+    path: str
+    spec: LeafSpec
+    size_bytes: int
+    view: Callable[[], memoryview]
+    scanned: bool = False
+    """Its numbers are to be finite."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """Be one entry that is to be written."""
+
+    item: WriteItem
+    component: str
+    kind: Kind
+    node: Node
+    leaves: list[_Leaf]
+    records: list[LeafRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Hold what the writing of one rank's part goes by."""
+
+    store: Store
+    clock: Clock
+    errand: Errand
+    rank: int
+    components: dict[str, str]
+    allow_pickle: bool
+    blob_bytes: int
+
+
+def write_share(task: Task, items: Sequence[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+    """Write all items, and return for each where it is. Raises `StoreError`, `UsageError`; then nothing of it is left.
+
+    Nothing is read of a tensor before its bytes are written, and its copy is dropped after: where tensors are on a device,
+    one of them at a time is in the memory of this machine.
+    """
+    load_edges()
+    parts = [_part(task, item, planner) for item in items]
+    nonfinite: list[str] = []
+    tried: list[str] = []
+    leaves = [(part, leaf) for part in parts for leaf in part.leaves]
+    blobs: list[BlobRecord] = []
+    try:
+        for group in in_files([leaf.size_bytes for _, leaf in leaves], task.blob_bytes):
+            some = leaves[group.start : group.stop]
+            record, records = _write_blob(task, [leaf for _, leaf in some], len(blobs), tried, nonfinite)
+            blobs.append(record)
+            for (part, _), leaf in zip(some, records, strict=True):
+                part.records.append(leaf)
+    except BaseException:
+        _discard(task.store, tried)
+        raise
+    share = Share(task.rank, task.errand, tuple(blobs), tuple(nonfinite))
+    return [
+        WriteResult(
+            part.item.index,
+            sum(leaf.size_bytes for leaf in part.records),
+            Wrote(part.component, part.kind, part.node, tuple(part.records), share),
+        )
+        for part in parts
+    ]
+
+
+def _part(task: Task, item: WriteItem, planner: SavePlanner) -> _Part:
+    fqn = item.index.fqn
+    component = component_of(fqn, task.components)
+    if item.type != WriteItemType.BYTE_IO:
+        return _Part(item, component, "tensor", ["array", 0], [_tensor_leaf(item, planner, component)])
+    kind, flat = flat_value(item, planner, path_of(component, fqn), allow_pickle=task.allow_pickle)
+    leaves = [_value_leaf(leaf) for leaf in flat.leaves if isinstance(leaf, LiveLeaf)]
+    return _Part(item, component, kind, flat.node, leaves)
+
+
+def _tensor_leaf(item: WriteItem, planner: SavePlanner, component: str) -> _Leaf:
+    assert item.tensor_data is not None
+    chunk, size = item.tensor_data.chunk, item.tensor_data.size
+    whole = tuple(chunk.sizes) == tuple(size)
+    path = path_of(component, item.index.fqn, () if whole else tuple(chunk.offsets))
+    if isinstance(planner, DefaultSavePlanner) and is_untouched(planner):
+        # A cached plan may be that of another state, with other dtypes: DCP compares none. This looks, and copies nothing.
+        spec = _TENSORS.describe(planner.lookup_object(item.index).detach(), path)
+    else:
+        spec = _TENSORS.describe(torch.empty(tuple(chunk.sizes), dtype=item.tensor_data.properties.dtype, device="cpu"), path)
+
+    def view() -> memoryview:
+        tensor = planner.resolve_data(item)
+        assert isinstance(tensor, torch.Tensor)
+        return _bytes_of(tensor, spec, path)
+
+    if spec.shape != tuple(chunk.sizes):
+        raise _another(path, LeafSpec(spec.kind, spec.dtype, tuple(chunk.sizes)), spec)
+    return _Leaf(path, spec, _TENSORS.size_bytes(spec), view, is_scanned(component))
+
+
+def _bytes_of(tensor: torch.Tensor, spec: LeafSpec, path: str) -> memoryview:
+    """Return a tensor's bytes in C order: where they lie, if they lie so on the host."""
+    tensor = tensor.detach()
+    found = _TENSORS.describe(tensor, path)
+    if found != spec:
+        raise _another(path, spec, found)
+    memory = _TENSORS.memory(tensor)
+    if memory is None:
+        memory = memoryview(bytearray(_TENSORS.size_bytes(spec)))
+        if memory:
+            _TENSORS.copy_into(tensor, memory)
+    return memory
+
+
+def _another(path: str, planned: LeafSpec, found: LeafSpec) -> UsageError:
+    return UsageError(
+        "a tensor is not what was planned",
+        kind="stale-plan",
+        hint="give each state a subclass of its planner of its own: a planner caches plans under its class's name",
+        path=path,
+        planned=planned,
+        found=found,
+    )
+
+
+def _value_leaf(leaf: LiveLeaf) -> _Leaf:
+    def view() -> memoryview:
+        memory = memoryview(bytearray(leaf.size_bytes))
+        leaf.copy_into(memory)
+        return memory
+
+    return _Leaf(leaf.path, leaf.spec, leaf.size_bytes, view)
+
+
+def _write_blob(
+    task: Task, leaves: Sequence[_Leaf], part: int, tried: list[str], nonfinite: list[str]
+) -> tuple[BlobRecord, list[LeafRecord]]:
+    """Write one blob. A file whose fsync failed is condemned: the bytes are written anew under another name, once."""
+    errand = task.errand
+    items = [Item(leaf.path, leaf.spec.dtype, leaf.spec.shape, leaf.size_bytes) for leaf in leaves]
+    plan = blob_layout(items, {"milepost_run": errand.run_id, "milepost_generation": str(errand.number)})
+    found: list[str] = []
+    views = [_looked_at(leaf, found) for leaf in leaves]
+    for last_try in (False, True):
+        rows = rows_of(task.rank, errand.ranks)
+        name = layout.blob(errand.number, errand.term, task.clock.nonce(), part, rows)
+        tried.append(name)
+        found.clear()
+        try:
+            with task.store.open_blob(name, size_bytes=plan.size_bytes) as sink:
+                written = write_blob(sink, plan, views, strong=is_signing(task.store))
+                sink.commit()
+            break
+        except StoreError as error:
+            if last_try or error.kind in FULL:
+                raise
+    nonfinite.extend(found)
+    records = [
+        LeafRecord(leaf.path, leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, part, *span, digest)
+        for leaf, span, digest in zip(leaves, plan.offsets, written.leaf_digests, strict=True)
+    ]
+    return BlobRecord(name, written.size_bytes, written.digest), records
+
+
+def _looked_at(leaf: _Leaf, nonfinite: list[str]) -> Callable[[], memoryview]:
+    """Return what gives a leaf's bytes, and notes if weights or moments among them are not finite."""
+
+    def view() -> memoryview:
+        data = leaf.view()
+        if leaf.scanned and not is_finite(leaf.spec.dtype, data):
+            nonfinite.append(leaf.path)
+        return data
+
+    return view
+
+
+def _discard(store: Store, names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            store.delete(name)
+        except StoreError:
+            return  # the coordinator deletes it when the next save begins, or whoever claims the root next
+
+
+def write_values(task: Task, flat: Flat, blob: int) -> tuple[list[BlobRecord], list[LeafRecord]]:
+    """Write the leaves of one more tree, if it has any, into a blob that will be the ``blob``-th of the generation."""
+    leaves = [_value_leaf(leaf) for leaf in flat.leaves if isinstance(leaf, LiveLeaf)]
+    tried: list[str] = []
+    if not leaves:
+        return [], []
+    try:
+        record, records = _write_blob(task, leaves, blob, tried, [])
+    except BaseException:
+        _discard(task.store, tried)
+        raise
+    return [record], records
+
+
+def shares_of(results: Sequence[Sequence[WriteResult]]) -> list[Share]:
+    """Return what each rank that has written anything has written, by rank."""
+    found: dict[int, Share] = {}
+    for result in (result for some in results for result in some):
+        wrote: Any = result.storage_data
+        if not isinstance(wrote, Wrote):
+            raise InternalError("a result of a save is not milepost's", kind="foreign-result", fqn=result.index.fqn)
+        found[wrote.share.rank] = wrote.share
+    return [found[rank] for rank in sorted(found)]
