@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from milepost.errors import CorruptError, InternalError, MilepostError, ServiceError
+from milepost.errors import CorruptError, InternalError, MilepostError, MismatchError, ServiceError
 from milepost.lifecycle.recover import Skipped
 from milepost.pytorch.dcp.choosing import Which
 from milepost.pytorch.dcp.reader import RunReader
 from milepost.pytorch.dcp.writer import RunWriter, Saved
-from milepost.records import Restored
+from milepost.records import Difference, Restored
 from milepost.store.resolve import Where
 from milepost.text import plain
 
@@ -73,7 +73,7 @@ def load(
         try:
             dcp_load(state, storage_reader=reader, planner=planner, process_group=process_group, no_dist=no_dist)
         except (Exception, CheckpointException) as error:
-            told = as_error(error)
+            told = _misfit(error, root) or as_error(error)
             if which != "latest" or not isinstance(told, CorruptError) or told.kind != "damaged-leaf":
                 raise told from error
             rejected.append(Skipped(int(str(told.facts["generation"])), "damaged", told.message))
@@ -98,6 +98,26 @@ def _restored(reader: RunReader, ranks: int, rejected: list[Skipped]) -> Restore
         components=tuple(component.name for component in manifest.components),
         inexact=inexact,
         skipped=tuple(map(str, [*reader.skipped])) or tuple(map(str, rejected)),
+    )
+
+
+def _misfit(error: BaseException, root: Where) -> MismatchError | None:
+    """Return what DCP's planner has found that does not fit: it names a key that is missing, or both sizes."""
+    if not isinstance(error, CheckpointException) or error.args[0] != "plan":
+        return None
+    failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
+    if not all(isinstance(failure, RuntimeError | ValueError) for failure in failures.values()):
+        return None
+    if any(isinstance(failure, MilepostError) for failure in failures.values()):
+        return None
+    texts = dict.fromkeys(plain(str(failure)) for failure in failures.values())
+    return MismatchError(
+        "the state does not fit what was saved",
+        [Difference("state dict", text, "another") for text in texts],
+        kind="state-dict",
+        hint="build it as it was when it was saved, or planner=DefaultLoadPlanner(allow_partial_load=True)",
+        root=str(root),
+        failed_on_ranks=", ".join(map(str, failures)),
     )
 
 
