@@ -98,9 +98,7 @@ def _rank(pipe: Connection, rank: int, ranks: int, meeting: str, group_s: float,
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     try:
         if meeting:
-            dist.init_process_group(
-                "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=group_s)
-            )
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=group_s))
         pipe.send(Outcome(function(rank, *args)))
         if meeting:
             dist.barrier()  # nobody leaves while another still reads from it

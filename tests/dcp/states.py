@@ -39,7 +39,12 @@ def whole(seed: int) -> dict[str, Any]:
     }
     moments = {"w.0": {"exp_avg": numbers((7, 5), torch.float32, seed + 30), "step": torch.tensor(float(seed))}}
     optim = {"state": moments, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.99), "params": ["w.0"]}]}
-    return {"model": model, "optim": optim, "values": dict(VALUES, seed=seed), "plain": numbers((5, 2), torch.float32, seed + 40).t()}
+    return {
+        "model": model,
+        "optim": optim,
+        "values": dict(VALUES, seed=seed),
+        "plain": numbers((5, 2), torch.float32, seed + 40).t(),
+    }
 
 
 def sharded(seed: int, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -76,7 +81,9 @@ def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
     if isinstance(wanted, list | tuple):
         if len(found) != len(wanted):
             return [f"{path}: {len(found)} for {len(wanted)}"]
-        return [each for index, (a, b) in enumerate(zip(found, wanted, strict=True)) for each in differences(a, b, f"{path}/{index}")]
+        return [
+            each for index, (a, b) in enumerate(zip(found, wanted, strict=True)) for each in differences(a, b, f"{path}/{index}")
+        ]
     if isinstance(wanted, DTensor):
         return differences(found.to_local(), wanted.to_local(), path)
     if isinstance(wanted, torch.Tensor):

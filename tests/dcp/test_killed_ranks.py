@@ -118,7 +118,9 @@ def save_one(rank: int, root: str) -> None:
     save(sharded(5), RunWriter(root, step=5))
 
 
-@pytest.mark.parametrize(("who", "when", "step"), [(0, "before", "read_metadata"), (1, "before", "read_data"), (0, "before", "read_data")])
+@pytest.mark.parametrize(
+    ("who", "when", "step"), [(0, "before", "read_metadata"), (1, "before", "read_data"), (0, "before", "read_data")]
+)
 def test_a_rank_that_is_killed_in_a_load_fails_the_others_and_changes_nothing(
     who: int, when: str, step: str, tmp_path: Path
 ) -> None:

@@ -93,7 +93,9 @@ def test_a_damaged_shard_is_named_with_its_rank_and_all_ranks_fall_back_to_the_s
     run(2, save_two, tmp_path, str(root))
     (blob,) = (root / "blobs").glob(f"000002-*.rank.{writer}-2.safetensors")
     with blob.open("r+b") as file:
-        leaf = next(leaf for leaf in leaves_of(root, 2) if leaf[0] == "optimizer/optim.state.w.0.exp_avg" + ("@4,0" if writer else "@0,0"))
+        leaf = next(
+            leaf for leaf in leaves_of(root, 2) if leaf[0] == "optimizer/optim.state.w.0.exp_avg" + ("@4,0" if writer else "@0,0")
+        )
         file.seek(leaf[1] + 3)
         byte = file.read(1)
         file.seek(leaf[1] + 3)

@@ -1,4 +1,4 @@
-"""Know a tensor that several ranks have saved in chunks; built anew, it is one plain tensor.
+"""Know a tensor that several ranks have saved in chunks, built anew one plain tensor; and what each rank has by itself.
 
 Nothing here needs ``torch.distributed``: whoever reads such a generation may be a single process.
 """
@@ -26,6 +26,13 @@ class Shards:
 
     size: tuple[int, ...]
     chunks: tuple[tuple[tuple[int, ...], torch.Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Hold a value that DCP is not to take apart; built anew, it is that value."""
+
+    value: object
 
 
 def node_of(size: Sequence[int], chunks: Sequence[tuple[Sequence[int], int]]) -> Node:
@@ -73,3 +80,4 @@ def is_within(size: Sequence[int], offsets: Sequence[int], lengths: Sequence[int
 def register() -> None:
     """Let such tensors be read by whoever has imported torch."""
     register_object(Shards, ObjectKind(NAME, state_of, make=assemble))
+    register_object(Own, ObjectKind("torch.distributed.own", lambda own: own.value, make=lambda value: value))

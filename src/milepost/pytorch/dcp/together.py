@@ -6,6 +6,7 @@ For whoever calls ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` there is `as
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -17,9 +18,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from milepost.errors import CorruptError, InternalError, MilepostError, MismatchError, ServiceError
 from milepost.lifecycle.recover import Skipped
 from milepost.pytorch.dcp.choosing import Which
+from milepost.pytorch.dcp.own import KEY, give_back, key_of_rank, with_own
 from milepost.pytorch.dcp.reader import RunReader
 from milepost.pytorch.dcp.writer import RunWriter, Saved
 from milepost.records import Difference, Restored
+from milepost.state.protocol import Stateful
 from milepost.store.resolve import Where
 from milepost.text import plain
 
@@ -30,18 +33,24 @@ def save(
     state: dict[str, Any],
     writer: RunWriter,
     *,
+    own: Mapping[str, Stateful] | None = None,
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
 ) -> Saved:
     """Save on all ranks as ``dcp.save`` does, and return which generation it has become, on each of them.
 
+    ``own`` is what each rank has by itself, by the same names on all: ``{"rng": milepost.Rng(), "data": loader}``.
+
     Raises milepost's own errors, the same on each rank: what went wrong on the lowest of those that failed. A rank that is
     gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``).
     """
+    # Here and not by DCP: what an object of the caller's raises is not what a process group says of a rank that is gone.
+    whole = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    whole = with_own(whole, own, _place(process_group, no_dist)[0])
     try:
-        metadata = dcp_save(state, storage_writer=writer, planner=planner, process_group=process_group, no_dist=no_dist)
-    except (Exception, CheckpointException) as error:
+        metadata = dcp_save(whole, storage_writer=writer, planner=planner, process_group=process_group, no_dist=no_dist)
+    except (RuntimeError, OSError, CheckpointException) as error:
         raise as_error(error) from error
     saved = metadata.storage_data
     if not isinstance(saved, Saved):
@@ -53,6 +62,7 @@ def load(
     state: dict[str, Any],
     root: Where,
     *,
+    own: Mapping[str, Stateful] | None = None,
     which: Which = "latest",
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -65,30 +75,56 @@ def load(
     What one rank finds damaged, all pass over: each hears of it from DCP. Raises `NotFoundError` if there is no generation,
     `CorruptError` (kind ``nothing-valid``) if there is none left, or for a damaged one that was asked for by its number. The
     state may be half overwritten then: it is not to be saved.
+
+    What each rank has by itself, ``own``, comes back where as many ranks load as have saved; else it stays as it is, and the
+    result says what could not be exact.
     """
+    place = _place(process_group, no_dist)
     rejected: list[Skipped] = []
     while True:
         reader = RunReader(root, which=which, trust_pickle=trust_pickle, key_file=key_file)
         reader.rejected = [*rejected]
+        template = {**state}
+        if own is not None and _has_own(reader, *place):
+            template[KEY] = {key_of_rank(place[0]): None}
         try:
-            dcp_load(state, storage_reader=reader, planner=planner, process_group=process_group, no_dist=no_dist)
-        except (Exception, CheckpointException) as error:
+            dcp_load(template, storage_reader=reader, planner=planner, process_group=process_group, no_dist=no_dist)
+        except (RuntimeError, OSError, CheckpointException) as error:
             told = _misfit(error, root) or as_error(error)
             if which != "latest" or not isinstance(told, CorruptError) or told.kind != "damaged-leaf":
                 raise told from error
             rejected.append(Skipped(int(str(told.facts["generation"])), "damaged", told.message))
         else:
-            here = 1 if no_dist or not dist.is_initialized() else dist.get_world_size(process_group)
-            return _restored(reader, here, rejected)
+            came = template.pop(KEY, None)
+            state.update(template)
+            if own is not None and came is not None:
+                give_back(own, came[key_of_rank(place[0])])
+            left = [] if came is not None else [*(own or ())]
+            return _restored(reader, place[1], rejected, left)
 
 
-def _restored(reader: RunReader, ranks: int, rejected: list[Skipped]) -> Restored:
+def _place(group: dist.ProcessGroup | None, no_dist: bool) -> tuple[int, int]:
+    """Return this process's rank, and how many there are."""
+    if no_dist or not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _has_own(reader: RunReader, rank: int, ranks: int) -> bool:
+    metadata = reader.read_metadata()
+    try:
+        return f"{KEY}.{key_of_rank(rank)}" in metadata.state_dict_metadata and reader.ranks == ranks
+    except MilepostError:
+        return False  # told by the load, to all ranks
+
+
+def _restored(reader: RunReader, ranks: int, rejected: list[Skipped], left: Sequence[str]) -> Restored:
     manifest = reader.manifest
-    inexact = (
-        (f"saved by {reader.ranks} ranks and loaded by {ranks}: what is summed over ranks comes in another order",)
-        if reader.ranks != ranks
-        else ()
-    )
+    inexact = []
+    if reader.ranks != ranks:
+        inexact.append(f"saved by {reader.ranks} ranks and loaded by {ranks}: what is summed over ranks comes in another order")
+    if left:
+        inexact.append(f"what each rank has by itself was not brought back: {', '.join(left)}")
     return Restored(
         generation=manifest.number,
         step=manifest.step,
@@ -96,7 +132,7 @@ def _restored(reader: RunReader, ranks: int, rejected: list[Skipped]) -> Restore
         version=manifest.version,
         elapsed_s=float.fromhex(manifest.elapsed_s),
         components=tuple(component.name for component in manifest.components),
-        inexact=inexact,
+        inexact=tuple(inexact),
         skipped=tuple(map(str, [*reader.skipped])) or tuple(map(str, rejected)),
     )
 
@@ -125,13 +161,13 @@ def as_error(error: BaseException) -> MilepostError:
     """Return what went wrong as one of milepost's errors: of several ranks' that of the lowest, and which ranks failed.
 
     ``error`` is what ``dcp.save``, ``dcp.load`` or the result of ``dcp.async_save`` has raised: a ``CheckpointException``, which
-    ``except Exception`` does not catch, or what the process group says of a rank that is gone. A Ctrl-C is raised again.
+    ``except Exception`` does not catch, or what a process group says of a rank that is gone. What is neither is raised again.
     """
     if isinstance(error, MilepostError):
         return error
     if isinstance(error, CheckpointException):
         return _of_ranks({rank: failure for rank, (failure, _) in sorted(error.failures.items())})
-    if not isinstance(error, Exception):
+    if not isinstance(error, RuntimeError | OSError):
         raise error
     return ServiceError(
         "the ranks have lost each other: one is gone, or silent for too long",
