@@ -10,9 +10,9 @@ from milepost.errors import UsageError
 def end_process(wait_s: float = 5.0) -> bool:
     """End the process in which ``dcp.async_save(..., async_checkpointer_type=PROCESS)`` saves for this rank, if there is one.
 
-    Call it on all ranks, with no save in flight: after one of these processes has died, torch sends every later save to the dead
-    one; after this, the next ``async_save`` begins new ones. The run root is given up with it, since the process of rank 0 is
-    the one that holds it. Returns whether there was one. Raises `UsageError` (kind ``other-torch``) where torch keeps it elsewhere.
+    Call it on all ranks, with no save in flight: after one of these processes has died, torch sends every later save to the
+    dead one; after this, the next ``async_save`` begins new ones. The run root is given up with it, since it is the process of
+    rank 0 that holds it. Returns whether there was one. Raises `UsageError` (kind ``other-torch``) where torch keeps it elsewhere.
     """
     try:
         process, executor._CHECKPOINT_PROCESS = executor._CHECKPOINT_PROCESS, None

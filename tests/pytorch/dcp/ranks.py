@@ -47,7 +47,7 @@ def attempt(
 ) -> list[Outcome]:
     """Return how ``function(rank, *args)`` has ended on each rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.dcp.preloaded"])
+    context.set_forkserver_preload(["tests.pytorch.dcp.preloaded"])
     with _meeting(place) as meeting:
         pipes: list[Connection] = []
         processes = []
@@ -102,7 +102,7 @@ def _rank(pipe: Connection, rank: int, ranks: int, meeting: str, group_s: float,
         pipe.send(Outcome(function(rank, *args)))
         if meeting:
             dist.barrier()  # nobody leaves while another still reads from it
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the test is told
         pipe.send(Outcome(error=traceback.format_exc()))
     finally:
         pipe.close()

@@ -17,11 +17,11 @@ from milepost.lifecycle.retain import Keep
 from milepost.publish.view import read
 from milepost.pytorch.dcp import RunWriter, give_up, load, save
 from milepost.testing.power import Cut, Recorder, replay
-from tests.dcp.ranks import run
-from tests.dcp.states import differences
-from tests.dcp.test_several_ranks import small
 from tests.engine.training import local
 from tests.power.drops import Dropping
+from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.states import differences
+from tests.pytorch.dcp.test_several_ranks import small
 
 CUTS = 60
 

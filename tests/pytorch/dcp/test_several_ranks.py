@@ -19,9 +19,9 @@ from milepost.errors import MilepostError, StoreError
 from milepost.publish.view import read
 from milepost.pytorch.dcp import RunReader, RunWriter, as_error, choosing, load, reader, save
 from milepost.testing.faults import FaultStore
-from tests.dcp.ranks import run
-from tests.dcp.states import blank, differences, sharded
 from tests.engine.training import local
+from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.states import blank, differences, sharded
 
 
 def small(value: float, dtype: torch.dtype = torch.float32) -> dict[str, Any]:

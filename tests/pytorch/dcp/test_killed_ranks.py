@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import milepost
 from milepost.errors import MilepostError
-from milepost.pytorch.dcp import RunReader, RunWriter, load, reader, save, together
-from tests.dcp.ranks import attempt, die
-from tests.dcp.states import blank, differences, sharded, whole
+from milepost.pytorch.dcp import RunReader, RunWriter, load, save, together
+from tests.pytorch.dcp.ranks import attempt, die
+from tests.pytorch.dcp.states import blank, differences, numbers, sharded, whole
 
 BEFORE = ("set_up_storage_writer", "prepare_global_plan", "write_data", "finish")
 AFTER = ("prepare_global_plan", "write_data", "finish")
@@ -87,9 +88,6 @@ def test_a_rank_that_is_killed_in_a_save_fails_the_others_and_the_next_start_wor
 
 def whole_like(seed: int = 0) -> dict[str, Any]:
     """Return the state of one rank with the names of the sharded one."""
-    from tests.dcp.states import numbers
-    import torch
-
     state = whole(seed)
     state["model"]["copied"] = numbers((2, 2), torch.float32, seed + 50)
     return state

@@ -32,8 +32,8 @@ from milepost.errors import (
 from milepost.publish.view import read
 from milepost.pytorch.dcp import RunReader, RunWriter, as_error, give_up, holding, load, save
 from milepost.testing.faults import FaultStore, run_in_child
-from tests.dcp.states import VALUES, blank, differences, whole
 from tests.engine.training import local
+from tests.pytorch.dcp.states import VALUES, blank, differences, whole
 
 
 def state(value: float = 1.0) -> dict[str, Any]:
@@ -290,7 +290,12 @@ def test_one_process_keeps_its_claim_over_writers_and_another_is_refused_with_it
 
     assert run_in_child(another) == 0
     give_up(root)
-    assert run_in_child(lambda: (holding._held.clear(), save(state(3), RunWriter(root), no_dist=True)) and None) == 0
+
+    def a_third() -> None:
+        holding._held.clear()
+        save(state(3), RunWriter(root), no_dist=True)
+
+    assert run_in_child(a_third) == 0
     assert numbers_of(root) == [1, 2, 3]
 
 
@@ -388,7 +393,7 @@ def test_without_collectives_nothing_is_saved(root: str) -> None:
         dcp.save(state(), storage_writer=RunWriter(root), no_dist=True, use_collectives=False)
 
 
-@pytest.mark.parametrize("bad", [dict(step="3"), dict(step=True), dict(components={"model": "weights"})])
+@pytest.mark.parametrize("bad", [{"step": "3"}, {"step": True}, {"components": {"model": "weights"}}])
 def test_a_setting_that_cannot_work_is_refused_at_once(root: str, bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         RunWriter(root, **bad)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import milepost
 from milepost.pytorch.dcp import RunWriter, load, save
 from milepost.records import Restored
-from tests.dcp.ranks import run
-from tests.dcp.states import blank, differences, sharded, whole
+from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.states import blank, differences, sharded, whole
 
 RANKS = (1, 2, 4)
 

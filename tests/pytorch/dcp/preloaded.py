@@ -12,6 +12,6 @@ with warnings.catch_warnings():
     import torch.distributed.tensor
 
     import milepost.pytorch.dcp
-    import tests.dcp.states
+    import tests.pytorch.dcp.states
 
 __all__ = ["milepost", "tests", "torch"]

@@ -1,4 +1,4 @@
-"""FSDP2 on the CPU: a run that is stopped and goes on on as many ranks ends with the same bits; on others it begins with them. A6, A14"""
+"""FSDP2 on the CPU: stopped and gone on with as many ranks, a run ends with the same bits; with others it begins with them. A6, A14"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, init_device_mesh
 
 from milepost.pytorch.dcp import RunWriter, load, save
-from tests.dcp.ranks import run
+from tests.pytorch.dcp.ranks import run
 
 
 class Trainer:

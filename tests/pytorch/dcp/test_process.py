@@ -14,9 +14,9 @@ from torch.distributed.checkpoint import _async_process_executor as executor
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from milepost.pytorch.dcp import RunWriter, as_error, end_process, load
-from tests.dcp.ranks import run
-from tests.dcp.states import differences
-from tests.dcp.test_several_ranks import live_in, small
+from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.states import differences
+from tests.pytorch.dcp.test_several_ranks import live_in, small
 
 PROCESS = AsyncCheckpointerType.PROCESS
 

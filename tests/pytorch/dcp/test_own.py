@@ -13,8 +13,8 @@ import torch
 import milepost
 from milepost.errors import MismatchError, UsageError
 from milepost.pytorch.dcp import RunWriter, load, save
-from tests.dcp.ranks import run
-from tests.dcp.test_several_ranks import small
+from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.test_several_ranks import small
 
 
 class Loader:
@@ -32,11 +32,11 @@ class Loader:
 
 
 def drawn() -> list[float]:
-    return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
 def save_with_own(rank: int, root: str) -> list[float]:
-    random.seed(rank), np.random.seed(rank), torch.manual_seed(rank)  # noqa: NPY002
+    random.seed(rank), np.random.seed(rank), torch.manual_seed(rank)
     drawn()
     save(small(1), RunWriter(root, step=1), own={"rng": milepost.Rng(), "data": Loader(10 + rank)})
     return drawn()
