@@ -1,4 +1,4 @@
-"""FSDP2 on the CPU: stopped and gone on with as many ranks, a run ends with the same bits; with others it begins with them. A6, A14"""
+"""FSDP2 on the CPU: gone on with on as many ranks, a run ends with the same bits; on others it begins with them. A6, A14"""
 
 from __future__ import annotations
 

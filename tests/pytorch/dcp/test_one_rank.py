@@ -388,6 +388,12 @@ def test_a_state_that_does_not_fit_is_named(root: str) -> None:
         assert "more" in str(refused.value) or "model.w" in str(refused.value)
 
 
+def test_a_tensor_that_is_converted_is_told(root: str) -> None:
+    save({"w": torch.full((2,), 1.5)}, RunWriter(root), no_dist=True)
+    live = {"w": torch.zeros(2, dtype=torch.int64)}
+    assert load(live, root, no_dist=True).inexact == ("converted to another dtype: w (float32 to int64)",)
+
+
 def test_without_collectives_nothing_is_saved(root: str) -> None:
     with pytest.raises(UsageError, match="without collectives"):
         dcp.save(state(), storage_writer=RunWriter(root), no_dist=True, use_collectives=False)

@@ -31,6 +31,8 @@ class Errand:
     serial: int
     """How many saves of this claim were begun before it."""
     ranks: int
+    base: int = 0
+    """The generation that unchanged tensors may be shared with; 0: none."""
 
 
 _turn = threading.Lock()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
@@ -40,11 +40,13 @@ def gather(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> Gath
     is published of which a part is missing.
     """
     shares = shares_of(results)
-    first: dict[int, int] = {}
-    blobs: list[BlobRecord] = []
+    blobs: dict[str, BlobRecord] = {}
+    places: dict[int, list[int]] = {}
     for share in shares:
-        first[share.rank] = len(blobs)
-        blobs += share.blobs
+        # Two ranks may share an older blob: a manifest names each once.
+        blobs |= {blob.name: blob for blob in share.blobs}
+        names = list(blobs)
+        places[share.rank] = [names.index(blob.name) for blob in share.blobs]
     left = _by_key(results)
     trees: dict[str, _Tree] = {}
     entries: dict[str, tuple[str, Kind]] = {}
@@ -55,14 +57,14 @@ def gather(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> Gath
             wrote = [_taken(left, (fqn, None), fqn, LeafSpec("a value", "", ()))]
         component, kind = wrote[0].component, wrote[0].kind
         tree = trees.setdefault(component, _Tree([], []))
-        tree.add(fqn, described, wrote, first)
+        tree.add(fqn, described, wrote, places)
         entries[fqn] = (component, kind)
     if left:
         names = ", ".join(sorted({fqn for fqn, _ in left})[:5])
         raise InternalError("a rank has written what nobody planned", kind="unplanned-shard", names=names)
     components = [ComponentRecord(name, ["dict", tree.pairs], tuple(tree.leaves)) for name, tree in trees.items()]
     nonfinite = tuple(path for share in shares for path in share.nonfinite)
-    return Gathered(tuple(blobs), tuple(components), entries, nonfinite)
+    return Gathered(tuple(blobs.values()), tuple(components), entries, nonfinite)
 
 
 @dataclass(slots=True)
@@ -72,10 +74,10 @@ class _Tree:
     pairs: list[list[object]]
     leaves: list[LeafRecord]
 
-    def add(self, fqn: str, described: object, wrote: Sequence[Wrote], first: dict[int, int]) -> None:
+    def add(self, fqn: str, described: object, wrote: Sequence[Wrote], places: dict[int, list[int]]) -> None:
         before = len(self.leaves)
         for one in wrote:
-            self.leaves += [_moved(leaf, first[one.share.rank]) for leaf in one.leaves]
+            self.leaves += [replace(leaf, blob=places[one.share.rank][leaf.blob]) for leaf in one.leaves]
         self.pairs.append([fqn, _node(described, wrote, before)])
 
 
@@ -86,11 +88,6 @@ def _node(described: object, wrote: Sequence[Wrote], before: int) -> Node:
         return ["array", before]
     chunks = [(tuple(chunk.offsets), before + index) for index, chunk in enumerate(described.chunks)]
     return node_of(tuple(described.size), chunks)
-
-
-def _moved(leaf: LeafRecord, blobs: int) -> LeafRecord:
-    spec = leaf.kind, leaf.dtype, leaf.shape
-    return LeafRecord(leaf.path, *spec, leaf.blob + blobs, leaf.start, leaf.stop, leaf.digest)
 
 
 def _by_key(results: Sequence[Sequence[WriteResult]]) -> dict[_Key, Wrote]:

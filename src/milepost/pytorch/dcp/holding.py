@@ -20,7 +20,7 @@ from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import hold_ballast, with_ballast
 from milepost.engine.session import Session
 from milepost.engine.writer import discard, republish
-from milepost.errors import CorruptError, MilepostError, StoreError, UsageError
+from milepost.errors import CorruptError, MilepostError, UsageError
 from milepost.lifecycle.recover import choose
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
@@ -57,8 +57,12 @@ class Holding:
         self.pid = os.getpid()
         self.phase: Literal["none", "planning", "writing", "written"] = "none"
         """How far the save under way has come, as far as this rank knows: that another failed nobody tells it."""
+        self._there: dict[str, int] = {}
+        """The blobs there were when it began, with their sizes."""
         self.step = 0
         self.serial = 0
+        self.committed: Manifest | None = None
+        """What this claim has published last."""
         self._finalizer = weakref.finalize(self, _release, held, self.pid)
 
     def begin(self, step: int) -> int:
@@ -72,7 +76,7 @@ class Holding:
                 raise _in_flight(session.store.url, self.step)
             check_still_ours(session.store, session.chain)
             self._take_up_load()
-            _discard_leftovers(session)
+            self._there = _without_leftovers(session)
             self.phase, self.step, self.serial = "planning", step, self.serial + 1
             return self.serial
 
@@ -91,7 +95,21 @@ class Holding:
         attempt = session.provenance.attempt
         with_ballast(session.store, lambda: note_progress(session.store, chain, session.clock, attempt=attempt, step=self.step))
         self.phase = "writing"
-        return Errand(chain.run_id, chain.term, chain.claim_id, chain.next, serial, ranks)
+        return Errand(chain.run_id, chain.term, chain.claim_id, chain.next, serial, ranks, self._base())
+
+    def _base(self) -> int:
+        """Return the generation that unchanged tensors may be shared with: the head, if this claim has published it from the
+        state that is saved now, and nothing of it is gone. 0: all is written.
+        """
+        session, chain, base = self.session, self.session.chain, self.committed
+        if base is None or chain.head is None or not chain.head.number == base.number == chain.base:
+            return 0
+        gone = sorted(blob.name for blob in base.blobs if self._there.get(blob.name) != blob.size_bytes)
+        if gone:
+            session.events.write("blobs-gone", generation=base.number, blobs=gone)
+            return 0
+        wants_copy = session.keep.wants_copy(chain.live, chain.line, {blob.name for blob in base.blobs})
+        return 0 if wants_copy else base.number
 
     def check(self, serial: int) -> None:
         """Raise `UsageError` (kind ``superseded``) if a later save was begun."""
@@ -107,7 +125,7 @@ class Holding:
         """Publish what all ranks have written, and delete what it drops."""
         session = self.session
         manifest = with_ballast(session.store, lambda: republish(session, draft, session.kept))
-        self.phase = "none"
+        self.phase, self.committed = "none", manifest
         hold_ballast(session)
         return manifest
 
@@ -181,22 +199,22 @@ def take_load(url: str) -> Load | None:
         return _loads.pop(url, None)
 
 
-def _discard_leftovers(session: Session) -> None:
-    """Delete what saves of this claim have written that no manifest names: a rank failed, and none was published."""
+def _without_leftovers(session: Session) -> dict[str, int]:
+    """Delete what saves of this claim have written that no manifest names: a rank failed, and none was published.
+
+    Return the other blobs with their sizes.
+    """
     chain = session.chain
     named = {blob.name for summary in (*chain.live.values(), *chain.dropped.values()) for blob in summary.blobs}
     named |= chain.attempted | chain.condemned
-    try:
-        there = [entry.name for entry in session.store.list(layout.BLOBS)]
-    except StoreError as error:
-        session.events.write("discard-failed", error=error.message)
-        return
+    there = {entry.name: entry.size_bytes for entry in session.store.list(layout.BLOBS)}
     left = [name for name in there if name not in named and layout.blob_term(name) == chain.term]
     # An unreadable manifest may name what is no newer than itself (PROTOCOL 3a).
     gone = [name for name in left if (layout.blob_number(name) or 0) > chain.barrier]
     if gone:
         session.events.write("leftovers", blobs=gone)
         discard(session, gone)
+    return there
 
 
 def failed(holding: Holding, serial: int, error: MilepostError | None) -> None:

@@ -49,6 +49,11 @@ def path_of(component: str, fqn: str, offsets: Sequence[int] = ()) -> str:
     return f"{component}{step(fqn)}" + (f"@{','.join(map(str, offsets))}" if offsets else "")
 
 
+def is_exact(fqn: str) -> bool:
+    """Return whether no other name can have the same path: people's names of long or odd ones are cut short."""
+    return bool(fqn) and "@" not in fqn and step(fqn) == f"/{fqn}"
+
+
 def rows_of(rank: int, ranks: int) -> str:
     """Return what stands in the name of a blob that rank ``rank`` of ``ranks`` has written."""
     return f"rank.{rank}-{ranks}"

@@ -12,7 +12,7 @@ def end_process(wait_s: float = 5.0) -> bool:
 
     Call it on all ranks, with no save in flight: after one of these processes has died, torch sends every later save to the
     dead one; after this, the next ``async_save`` begins new ones. The run root is given up with it, since it is the process of
-    rank 0 that holds it. Returns whether there was one. Raises `UsageError` (kind ``other-torch``) where torch keeps it elsewhere.
+    rank 0 that holds it. Returns whether there was one. Raises `UsageError` (kind ``other-torch``) if torch keeps it elsewhere.
     """
     try:
         process, executor._CHECKPOINT_PROCESS = executor._CHECKPOINT_PROCESS, None

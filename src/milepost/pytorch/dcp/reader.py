@@ -52,6 +52,8 @@ class RunReader(StorageReader):
             raise UsageError('which is "latest" or a number', kind="bad-which", hint="milepost ls shows the numbers", which=which)
         self.root, self.which, self.trust_pickle, self.key_file = root, which, trust_pickle, key_file
         self.rejected = [Skipped(number, "damaged", "it was not to be taken") for number in skip]
+        self.converted: tuple[str, ...] = ()
+        """Which tensors here had another dtype than was saved, and what became of them."""
         self._step: int | None = None
         self._store: Store | None = None
         self._chosen: Chosen | None = None
@@ -117,6 +119,7 @@ class RunReader(StorageReader):
             plan = self._planned_anew(decided, planner)
         wanted = Wanted(self._opened, self._here.manifest, self._here.index, self._rank, self.trust_pickle)
         read_items(wanted, plan.items, planner)
+        self.converted = tuple(sorted(wanted.converted))
         note_load(self._opened.url, Load(self._here.manifest.run_id, self._here.manifest.number))
         done: Future[None] = Future()
         done.set_result(None)

@@ -42,6 +42,8 @@ class Wanted:
     index: Index
     rank: int
     trust_pickle: bool
+    converted: set[str] = field(default_factory=set)
+    """The tensors here that have another dtype than was saved: DCP converts, and says nothing."""
 
 
 def read_items(wanted: Wanted, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
@@ -123,6 +125,10 @@ def _load_chunks(wanted: Wanted, reads: Reads, group: Sequence[_Chunk], planner:
                     "a planner offers a tensor of another size than it asked for",
                     [Difference(chunk.record.path, str(tuple(part.shape)), str(tuple(target.shape)))],
                     kind="shape",
+                )
+            if target.dtype != part.dtype:
+                wanted.converted.add(
+                    f"{item.dest_index.fqn} ({chunk.record.dtype} to {str(target.dtype).removeprefix('torch.')})"
                 )
             target.copy_(part)
             planner.commit_tensor(item, target)

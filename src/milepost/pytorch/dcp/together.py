@@ -123,6 +123,8 @@ def _restored(reader: RunReader, ranks: int, rejected: list[Skipped], left: Sequ
     inexact = []
     if reader.ranks != ranks:
         inexact.append(f"saved by {reader.ranks} ranks and loaded by {ranks}: what is summed over ranks comes in another order")
+    if reader.converted:
+        inexact.append(f"converted to another dtype: {', '.join(reader.converted)}")
     if left:
         inexact.append(f"what each rank has by itself was not brought back: {', '.join(left)}")
     return Restored(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,17 +14,20 @@ from torch.distributed.checkpoint.storage import WriteResult
 from milepost.clock import Clock
 from milepost.encode.blob import Item, write_blob
 from milepost.encode.blob import layout as blob_layout
+from milepost.encode.digest import digest_of
+from milepost.encode.plan import NewLeaf, Plan, Stored
 from milepost.engine.capture import in_files
 from milepost.engine.placing import FULL
-from milepost.errors import InternalError, StoreError, UsageError
+from milepost.errors import CorruptError, InternalError, NotFoundError, StoreError, UsageError
 from milepost.lifecycle.health import is_finite, is_scanned
 from milepost.publish import layout
+from milepost.publish.manifest import load_record
 from milepost.publish.signed import is_signing
 from milepost.pytorch.dcp.errands import Errand
-from milepost.pytorch.dcp.naming import component_of, path_of, rows_of
+from milepost.pytorch.dcp.naming import component_of, is_exact, path_of, rows_of
 from milepost.pytorch.dcp.plain import Kind, flat_value, is_untouched
 from milepost.pytorch.leaves import TensorKind
-from milepost.records import BlobRecord, LeafRecord, LeafSpec, Node
+from milepost.records import BlobRecord, LeafRecord, LeafSpec, Manifest, Node
 from milepost.state.kinds import load_edges
 from milepost.state.leaves import LiveLeaf
 from milepost.state.tree import Flat
@@ -40,6 +43,7 @@ class Share:
     rank: int
     errand: Errand
     blobs: tuple[BlobRecord, ...]
+    """Those that it has written, and older ones that it shares."""
     nonfinite: tuple[str, ...]
 
 
@@ -60,9 +64,20 @@ class _Leaf:
     path: str
     spec: LeafSpec
     size_bytes: int
-    view: Callable[[], memoryview]
+    bring: Callable[[], memoryview]
     scanned: bool = False
     """Its numbers are to be finite."""
+    shareable: bool = False
+    """No other leaf of the generation has its path."""
+    digest: str = ""
+    """Known where the base has such a leaf."""
+    nonfinite: bool = False
+
+    def view(self) -> memoryview:
+        """Return its bytes, and note if there are weights or moments among them that are not finite."""
+        data = self.bring()
+        self.nonfinite = self.scanned and not is_finite(self.spec.dtype, data)
+        return data
 
 
 @dataclass(slots=True)
@@ -74,7 +89,6 @@ class _Part:
     kind: Kind
     node: Node
     leaves: list[_Leaf]
-    records: list[LeafRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,36 +105,65 @@ class Task:
 
 
 def write_share(task: Task, items: Sequence[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-    """Write all items, and return for each where it is. Raises `StoreError`, `UsageError`; then nothing of it is left.
+    """Write all items that changed since the base, and return for each where it is. Raises `StoreError`, `UsageError`.
 
-    Nothing is read of a tensor before its bytes are written, and its copy is dropped after: where tensors are on a device,
-    one of them at a time is in the memory of this machine.
+    Nothing is read of a tensor before its bytes are written or compared, and its copy is dropped after: where tensors are on a
+    device, one of them at a time is in the memory of this machine. What fails leaves nothing of it.
     """
     load_edges()
     parts = [_part(task, item, planner) for item in items]
-    nonfinite: list[str] = []
-    tried: list[str] = []
-    leaves = [(part, leaf) for part in parts for leaf in part.leaves]
+    leaves = [leaf for part in parts for leaf in part.leaves]
+    planned, base = _planned(task, parts)
     blobs: list[BlobRecord] = []
+    records: dict[int, LeafRecord] = {}
+    tried: list[str] = []
     try:
-        for group in in_files([leaf.size_bytes for _, leaf in leaves], task.blob_bytes):
-            some = leaves[group.start : group.stop]
-            record, records = _write_blob(task, [leaf for _, leaf in some], len(blobs), tried, nonfinite)
-            blobs.append(record)
-            for (part, _), leaf in zip(some, records, strict=True):
-                part.records.append(leaf)
+        for some in (planned.fresh, planned.moved):
+            for group in in_files([leaves[index].size_bytes for index in some], task.blob_bytes):
+                indices = some[group.start : group.stop]
+                blob, wrote = _write_blob(task, [leaves[index] for index in indices], len(blobs), tried)
+                blobs.append(blob)
+                records.update(zip(indices, wrote, strict=True))
     except BaseException:
         _discard(task.store, tried)
         raise
-    share = Share(task.rank, task.errand, tuple(blobs), tuple(nonfinite))
-    return [
-        WriteResult(
-            part.item.index,
-            sum(leaf.size_bytes for leaf in part.records),
-            Wrote(part.component, part.kind, part.node, tuple(part.records), share),
-        )
-        for part in parts
-    ]
+    for index, old in planned.shared.items():
+        assert base is not None
+        if base.blobs[old.blob] not in blobs:
+            blobs.append(base.blobs[old.blob])
+        records[index] = replace(old, blob=blobs.index(base.blobs[old.blob]))
+    share = Share(task.rank, task.errand, tuple(blobs), tuple(leaf.path for leaf in leaves if leaf.nonfinite))
+    placed = iter(records[index] for index in range(len(leaves)))
+    return [_result(part, tuple(next(placed) for _ in part.leaves), share) for part in parts]
+
+
+def _result(part: _Part, leaves: tuple[LeafRecord, ...], share: Share) -> WriteResult:
+    size_bytes = sum(leaf.size_bytes for leaf in leaves)
+    return WriteResult(part.item.index, size_bytes, Wrote(part.component, part.kind, part.node, leaves, share))
+
+
+def _planned(task: Task, parts: Sequence[_Part]) -> tuple[Plan, Manifest | None]:
+    """Say which leaves the base has as they are: the generation that this claim has published last, if there is nothing
+    against it. Tensors of a frozen network are so written once.
+    """
+    base = _base(task)
+    stored, strong = Stored(base), is_signing(task.store)
+    new: list[NewLeaf] = []
+    for part in parts:
+        for leaf in part.leaves:
+            if leaf.shareable and stored.knows(part.component, leaf.path, leaf.spec):
+                leaf.digest = digest_of(leaf.view(), strong=strong)
+            new.append(NewLeaf(part.component, leaf.path, leaf.spec, leaf.size_bytes, leaf.digest))
+    return stored.plan(new), base
+
+
+def _base(task: Task) -> Manifest | None:
+    if not task.errand.base:
+        return None
+    try:
+        return load_record(task.store, layout.manifest(task.errand.base), Manifest)
+    except (NotFoundError, CorruptError):
+        return None  # then all of it is written
 
 
 def _part(task: Task, item: WriteItem, planner: SavePlanner) -> _Part:
@@ -144,14 +187,15 @@ def _tensor_leaf(item: WriteItem, planner: SavePlanner, component: str) -> _Leaf
     else:
         spec = _TENSORS.describe(torch.empty(tuple(chunk.sizes), dtype=item.tensor_data.properties.dtype, device="cpu"), path)
 
-    def view() -> memoryview:
+    def bring() -> memoryview:
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, torch.Tensor)
         return _bytes_of(tensor, spec, path)
 
     if spec.shape != tuple(chunk.sizes):
         raise _another(path, LeafSpec(spec.kind, spec.dtype, tuple(chunk.sizes)), spec)
-    return _Leaf(path, spec, _TENSORS.size_bytes(spec), view, is_scanned(component))
+    shareable = is_exact(item.index.fqn)
+    return _Leaf(path, spec, _TENSORS.size_bytes(spec), bring, is_scanned(component), shareable)
 
 
 def _bytes_of(tensor: torch.Tensor, spec: LeafSpec, path: str) -> memoryview:
@@ -180,54 +224,38 @@ def _another(path: str, planned: LeafSpec, found: LeafSpec) -> UsageError:
 
 
 def _value_leaf(leaf: LiveLeaf) -> _Leaf:
-    def view() -> memoryview:
+    def bring() -> memoryview:
         memory = memoryview(bytearray(leaf.size_bytes))
         leaf.copy_into(memory)
         return memory
 
-    return _Leaf(leaf.path, leaf.spec, leaf.size_bytes, view)
+    return _Leaf(leaf.path, leaf.spec, leaf.size_bytes, bring)
 
 
-def _write_blob(
-    task: Task, leaves: Sequence[_Leaf], part: int, tried: list[str], nonfinite: list[str]
-) -> tuple[BlobRecord, list[LeafRecord]]:
+def _write_blob(task: Task, leaves: Sequence[_Leaf], part: int, tried: list[str]) -> tuple[BlobRecord, list[LeafRecord]]:
     """Write one blob. A file whose fsync failed is condemned: the bytes are written anew under another name, once."""
     errand = task.errand
     items = [Item(leaf.path, leaf.spec.dtype, leaf.spec.shape, leaf.size_bytes) for leaf in leaves]
     plan = blob_layout(items, {"milepost_run": errand.run_id, "milepost_generation": str(errand.number)})
-    found: list[str] = []
-    views = [_looked_at(leaf, found) for leaf in leaves]
+    views = [leaf.view for leaf in leaves]
+    known = [leaf.digest or None for leaf in leaves]
     for last_try in (False, True):
         rows = rows_of(task.rank, errand.ranks)
         name = layout.blob(errand.number, errand.term, task.clock.nonce(), part, rows)
         tried.append(name)
-        found.clear()
         try:
             with task.store.open_blob(name, size_bytes=plan.size_bytes) as sink:
-                written = write_blob(sink, plan, views, strong=is_signing(task.store))
+                written = write_blob(sink, plan, views, known, strong=is_signing(task.store))
                 sink.commit()
             break
         except StoreError as error:
             if last_try or error.kind in FULL:
                 raise
-    nonfinite.extend(found)
     records = [
         LeafRecord(leaf.path, leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, part, *span, digest)
         for leaf, span, digest in zip(leaves, plan.offsets, written.leaf_digests, strict=True)
     ]
     return BlobRecord(name, written.size_bytes, written.digest), records
-
-
-def _looked_at(leaf: _Leaf, nonfinite: list[str]) -> Callable[[], memoryview]:
-    """Return what gives a leaf's bytes, and notes if weights or moments among them are not finite."""
-
-    def view() -> memoryview:
-        data = leaf.view()
-        if leaf.scanned and not is_finite(leaf.spec.dtype, data):
-            nonfinite.append(leaf.path)
-        return data
-
-    return view
 
 
 def _discard(store: Store, names: Sequence[str]) -> None:
@@ -245,7 +273,7 @@ def write_values(task: Task, flat: Flat, blob: int) -> tuple[list[BlobRecord], l
     if not leaves:
         return [], []
     try:
-        record, records = _write_blob(task, leaves, blob, tried, [])
+        record, records = _write_blob(task, leaves, blob, tried)
     except BaseException:
         _discard(task.store, tried)
         raise
