@@ -91,35 +91,34 @@ def test_a_damaged_shard_is_named_with_its_rank_and_all_ranks_fall_back_to_the_s
 ) -> None:
     root = tmp_path / "run"
     run(2, save_two, tmp_path, str(root))
-    (blob,) = (root / "blobs").glob(f"000002-*.rank.{writer}-2.safetensors")
-    with blob.open("r+b") as file:
-        leaf = next(
-            leaf for leaf in leaves_of(root, 2) if leaf[0] == "optimizer/optim.state.w.0.exp_avg" + ("@4,0" if writer else "@0,0")
-        )
-        file.seek(leaf[1] + 3)
+    shard = "optimizer/optim.state.w.0.exp_avg" + ("@4,0" if writer else "@0,0")
+    blob, at = leaves_of(root, 2)[shard]
+    with (root / blob).open("r+b") as file:
+        file.seek(at + 3)
         byte = file.read(1)
-        file.seek(leaf[1] + 3)
+        file.seek(at + 3)
         file.write(bytes([byte[0] ^ 1]))
     for by_number, plain, restored, found in run(2, load_the_damaged, tmp_path, str(root)):
         kind, error_kind, facts = by_number
         assert (kind, error_kind) == ("CorruptError", "damaged-leaf")
-        assert (facts["shard"], facts["written_by_rank"], facts["generation"]) == (leaf[0], writer, 2)
+        assert (facts["shard"], facts["written_by_rank"], facts["generation"]) == (shard, writer, 2)
         assert facts["failed_on_ranks"] == readers
         assert plain == ("damaged-leaf", [int(readers)])
         assert (restored.generation, restored.step) == (1, 5)
         assert "damaged" in restored.skipped[0]
         assert found == []
     report = milepost.verify(root)
-    assert [problem.name for problem in report.problems] == [f"blobs/{blob.name}"]
+    assert [problem.name for problem in report.problems] == [blob]
 
 
-def leaves_of(root: Path, number: int) -> list[tuple[str, int]]:
+def leaves_of(root: Path, number: int) -> dict[str, tuple[str, int]]:
     from milepost.publish import layout
     from milepost.publish.manifest import load_record
     from milepost.records import Manifest
 
     manifest = load_record(local(root), layout.manifest(number), Manifest)
-    return [(leaf.path, leaf.start) for component in manifest.components for leaf in component.leaves]
+    leaves = [leaf for component in manifest.components for leaf in component.leaves]
+    return {leaf.path: (manifest.blobs[leaf.blob].name, leaf.start) for leaf in leaves}
 
 
 def load_while_one_is_published(rank: int, root: str) -> Any:

@@ -60,8 +60,8 @@ def gather(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> Gath
         tree.add(fqn, described, wrote, places)
         entries[fqn] = (component, kind)
     if left:
-        names = ", ".join(sorted({fqn for fqn, _ in left})[:5])
-        raise InternalError("a rank has written what nobody planned", kind="unplanned-shard", names=names)
+        unplanned = ", ".join(sorted({fqn for fqn, _ in left})[:5])
+        raise InternalError("a rank has written what nobody planned", kind="unplanned-shard", names=unplanned)
     components = [ComponentRecord(name, ["dict", tree.pairs], tuple(tree.leaves)) for name, tree in trees.items()]
     nonfinite = tuple(path for share in shares for path in share.nonfinite)
     return Gathered(tuple(blobs.values()), tuple(components), entries, nonfinite)
