@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,7 @@ from milepost.publish.pointer import note_progress
 from milepost.publish.signed import open_root
 from milepost.publish.view import View
 from milepost.pytorch.dcp.errands import Errand
+from milepost.pytorch.dcp.fullness import Full, make_room
 from milepost.records import Manifest
 from milepost.store.base import Store
 from milepost.store.resolve import Where
@@ -80,9 +82,14 @@ class Holding:
             self.phase, self.step, self.serial = "planning", step, self.serial + 1
             return self.serial
 
-    def errand(self, serial: int, ranks: int) -> Errand:
-        """Note durably that the save is about to write, and return what the ranks need for it."""
+    def errand(self, serial: int, ranks: int, told: Collection[object] = ()) -> Errand:
+        """Note durably that the save is about to write, and return what the ranks need for it.
+
+        ``told`` is what ranks have said with their plans: that they met a full disk in the save before.
+        """
         self.check(serial)
+        if any(one == Full(self.session.run_id, self.session.chain.term, serial - 1) for one in told):
+            self._make_room()
         session, chain = self.session, self.session.chain
         if ranks > 1 and session.store.capabilities.guard == "process":
             raise UsageError(
@@ -96,6 +103,12 @@ class Holding:
         with_ballast(session.store, lambda: note_progress(session.store, chain, session.clock, attempt=attempt, step=self.step))
         self.phase = "writing"
         return Errand(chain.run_id, chain.term, chain.claim_id, chain.next, serial, ranks, self._base())
+
+    def _make_room(self) -> None:
+        session, before = self.session, self.committed
+        if before is not None and make_room(session, before.new_bytes):
+            # What was published last is the same content once more: with what it stands on, tensors may be shared.
+            self.committed = session.base
 
     def _base(self) -> int:
         """Return the generation that unchanged tensors may be shared with: the head, if this claim has published it from the
@@ -125,7 +138,7 @@ class Holding:
         """Publish what all ranks have written, and delete what it drops."""
         session = self.session
         manifest = with_ballast(session.store, lambda: republish(session, draft, session.kept))
-        self.phase, self.committed = "none", manifest
+        self.phase, self.committed, session.base = "none", manifest, manifest
         hold_ballast(session)
         return manifest
 

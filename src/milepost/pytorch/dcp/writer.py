@@ -21,10 +21,11 @@ from torch.futures import Future
 from milepost.clock import SystemClock
 from milepost.engine.session import BLOB_BYTES, Order
 from milepost.engine.writer import draft_of
-from milepost.errors import InternalError, MilepostError, UsageError
+from milepost.errors import InternalError, MilepostError, StoreError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.signed import open_root
 from milepost.pytorch.dcp.errands import errand_here
+from milepost.pytorch.dcp.fullness import met_here, note_failure
 from milepost.pytorch.dcp.gathering import Gathered, check_there, gather
 from milepost.pytorch.dcp.holding import Holding, failed, hold_root, note_load, take_load
 from milepost.pytorch.dcp.index import flat_index
@@ -107,18 +108,26 @@ class RunWriter(StorageWriter):
             self._serial = self._holding.begin(self.step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
+        """Say with the plan if this rank met a full disk in the save before."""
+        assert self._store is not None
+        return dataclasses.replace(plan, storage_data=met_here(self._store.url))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Note durably what is about to be saved, and give each rank its errand."""
-        errand = self._coordinators.errand(self._serial, len(plans))
+        told = [plan.storage_data for plan in plans]
+        errand = self._coordinators.errand(self._serial, len(plans), told)
         self._ranks = len(plans)
         return [dataclasses.replace(plan, storage_data=errand) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part. It is durable when this returns; what fails is raised here, and by DCP on every rank."""
         try:
-            results = write_share(self._task(plan.storage_data), plan.items, planner)
+            task = self._task(plan.storage_data)
+            try:
+                results = write_share(task, plan.items, planner)
+            except StoreError as error:
+                note_failure(task.store.url, error, task.errand.run_id, task.errand.term, task.errand.serial)
+                raise
         except BaseException as error:
             self._failed(error)
             raise
