@@ -55,18 +55,19 @@ def assemble(state: Mapping[str, Any]) -> torch.Tensor:
     size, chunks = tuple(state["size"]), [(tuple(offsets), chunk) for offsets, chunk in state["chunks"]]
     if not chunks:
         raise CorruptError("a stored tensor has no chunks", kind="damaged-tree", size=size)
-    whole = torch.empty(size, dtype=chunks[0][1].dtype)
-    filled = 0
+    dtype = chunks[0][1].dtype
     for offsets, chunk in chunks:
-        if not is_within(size, offsets, tuple(chunk.shape)) or chunk.dtype != whole.dtype:
+        if not is_within(size, offsets, tuple(chunk.shape)) or chunk.dtype != dtype:
             raise CorruptError("a stored chunk is no part of its tensor", kind="damaged-tree", size=size, offsets=offsets)
+    filled = sum(chunk.numel() for _, chunk in chunks)
+    if filled != math.prod(size):
+        raise CorruptError("the stored chunks of a tensor are not all of it", kind="damaged-tree", size=size, elements=filled)
+    whole = torch.empty(size, dtype=dtype)
+    for offsets, chunk in chunks:
         place = whole
         for axis, (start, length) in enumerate(zip(offsets, chunk.shape, strict=True)):
             place = place.narrow(axis, start if length else 0, length)
         place.copy_(chunk)
-        filled += chunk.numel()
-    if filled != math.prod(size):
-        raise CorruptError("the stored chunks of a tensor are not all of it", kind="damaged-tree", size=size, elements=filled)
     return whole
 
 

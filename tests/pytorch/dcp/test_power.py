@@ -23,7 +23,7 @@ from tests.pytorch.dcp.ranks import run
 from tests.pytorch.dcp.states import differences
 from tests.pytorch.dcp.test_several_ranks import small
 
-CUTS = 60
+CUTS = 40
 
 
 def save_recorded(rank: int, place: str, journal: str, steps: tuple[int, ...], without: tuple[str, str] | None = None) -> None:

@@ -6,6 +6,7 @@ that have unusual ones, and ``planner_data``. Sizes, dtypes and chunks are read 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -183,6 +184,8 @@ def _chunks(node: Node, component: ComponentRecord) -> tuple[tuple[int, ...], di
         if tag != "tuple" or leaf.kind != "torch" or not is_within(size, at, leaf.shape):
             raise ValueError(leaf.path)
         places[at] = leaf
+    if sum(math.prod(leaf.shape) for leaf in places.values()) != math.prod(size):
+        raise ValueError(size)  # a load would leave the rest of a tensor as it was, and say nothing
     return size, places
 
 

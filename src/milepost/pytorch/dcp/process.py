@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch.distributed.checkpoint import _async_process_executor as executor
-
 from milepost.errors import UsageError
 
 
@@ -15,9 +13,11 @@ def end_process(wait_s: float = 5.0) -> bool:
     rank 0 that holds it. Returns whether there was one. Raises `UsageError` (kind ``other-torch``) if torch keeps it elsewhere.
     """
     try:
+        from torch.distributed.checkpoint import _async_process_executor as executor
+
         process, executor._CHECKPOINT_PROCESS = executor._CHECKPOINT_PROCESS, None
         child = process._save_process if process is not None else None
-    except AttributeError as error:
+    except (ImportError, AttributeError) as error:
         raise UsageError(
             "this torch keeps its checkpoint process elsewhere", kind="other-torch", hint="end it as this torch does"
         ) from error

@@ -23,7 +23,7 @@ from milepost.publish.signed import open_root
 from milepost.pytorch.dcp.choosing import Chosen, Seen, Which, choose_generation, numbered, seen
 from milepost.pytorch.dcp.holding import Load, note_load
 from milepost.pytorch.dcp.reading import Wanted, read_items
-from milepost.pytorch.dcp.writer import step_named
+from milepost.pytorch.dcp.writer import rank_of_this_process, step_named
 from milepost.records import Manifest
 from milepost.state.kinds import load_edges
 from milepost.store.base import Store
@@ -90,7 +90,7 @@ class RunReader(StorageReader):
             raise metadata.error
         if self._chosen is None:
             raise InternalError("a reader was set up before it has read any metadata", kind="not-read")
-        self._coordinator, self._rank = is_coordinator, kwargs.get("rank") or 0
+        self._coordinator, self._rank = is_coordinator, rank_of_this_process(kwargs)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return dataclasses.replace(plan, storage_data=seen(self._here))

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -94,7 +95,7 @@ class RunWriter(StorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - DCP looks for `kwargs` by its name
         """Open the root, on every rank; on the coordinator claim it, if this process has not yet."""
-        self._rank = kwargs.get("rank") or 0
+        self._rank = rank_of_this_process(kwargs)
         self._store, self._holding = open_root(self.root, SystemClock(), self.key_file), None
         if not kwargs.get("use_collectives", True):
             raise UsageError(
@@ -212,3 +213,11 @@ def whole_step(step: int) -> int:
     if isinstance(step, bool) or not isinstance(step, int):
         raise UsageError("a step is a whole number", kind="bad-step", hint="step=1000", step=step)
     return step
+
+
+def rank_of_this_process(told: Mapping[str, Any]) -> int:
+    """Return the rank that DCP tells its storage; of an older DCP, which tells none, that of the process."""
+    rank = told.get("rank")
+    if rank is None:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return int(rank)
