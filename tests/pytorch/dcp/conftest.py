@@ -25,6 +25,7 @@ def _nothing_is_held_after_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for url in list(holding._held):
         give_up(url)
     holding._loads.clear()
+    holding._half.clear()
 
 
 @pytest.fixture

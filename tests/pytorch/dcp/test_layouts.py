@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import milepost
 from milepost.pytorch.dcp import RunWriter, load, save
@@ -76,3 +77,31 @@ def test_a_generation_of_several_ranks_is_loaded_by_one_process_as_whole_tensors
     assert loaded["extra"]["values.betas"] == (0.9, 0.999)
     assert torch.equal(loaded["extra"]["plain"], wanted["plain"])
     assert loaded["dcp"]["ranks"] == 2
+
+
+def save_in_two_dimensions(rank: int, root: str) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    grid = torch.arange(35.0).reshape(5, 7)
+    save(
+        {
+            "model": {
+                "blocks": distribute_tensor(grid, mesh, [Shard(0), Shard(1)]),
+                "hybrid": distribute_tensor(grid + 1, mesh, [Replicate(), Shard(0)]),
+                "part": distribute_tensor(grid + 2, mesh["tensor"], [Shard(1)]),
+            }
+        },
+        RunWriter(root, step=1),
+    )
+
+
+def test_tensors_in_two_dimensions_are_saved_once_and_come_back_whole(tmp_path: Path) -> None:
+    root = str(tmp_path / "run")
+    run(4, save_in_two_dimensions, tmp_path, root)
+    grid = torch.arange(35.0).reshape(5, 7)
+    wanted = {"model": {"blocks": grid, "hybrid": grid + 1, "part": grid + 2}}
+    live = blank({"model": {name: torch.zeros(5, 7) for name in wanted["model"]}})
+    load(live, root, no_dist=True)
+    assert differences(live, wanted) == []
+    whole_again = milepost.load(root, parts=["policy"])
+    assert isinstance(whole_again, dict)
+    assert differences(whole_again["policy"], {f"model.{name}": tensor for name, tensor in wanted["model"].items()}) == []

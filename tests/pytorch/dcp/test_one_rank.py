@@ -414,3 +414,93 @@ def test_keys_become_the_components_that_they_are_said_to_be(root: str) -> None:
     loaded: Any = milepost.load(root)
     assert set(loaded) == {"default/policy", "critic/value", "default/optimizer", "dcp"}
     assert loaded["default/optimizer"] == {"actor_optim.lr": 0.1}
+
+
+def test_in_a_signed_root_everything_is_signed_and_what_is_not_is_refused(root: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    other = tmp_path / "other"
+    other.write_bytes(bytes(range(1, 33)))
+    other.chmod(0o600)
+    for value in (1, 2):
+        save(state(value), RunWriter(root, step=value, key_file=key), no_dist=True)
+    live = state(0)
+    assert load(live, root, key_file=key, no_dist=True).step == 2
+    assert differences(live, state(2)) == []
+    assert "sha256:" in (Path(root) / "generations" / "000002.json").read_text().split('"components"')[1]
+    with pytest.raises(CorruptError) as refused:
+        load(state(0), root, key_file=other, no_dist=True)
+    assert refused.value.kind == "bad-signature"
+
+
+def test_what_dcp_loads_without_a_state_to_load_into_comes_from_the_metadata(root: str) -> None:
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+    save(state(3), RunWriter(root), no_dist=True)
+    with pytest.warns(UserWarning, match="torch.distributed"):
+        found = _load_state_dict_from_keys(storage_reader=RunReader(root))
+    assert differences(found, state(3)) == []
+
+
+def test_a_state_that_a_failed_load_has_left_half_overwritten_is_not_saved(root: str) -> None:
+    save(whole(1), RunWriter(root, step=1), no_dist=True)
+    for blob in (Path(root) / "blobs").iterdir():
+        data = bytearray(blob.read_bytes())
+        data[-1] ^= 1
+        blob.write_bytes(data)
+    live = blank(whole(2))
+    with pytest.raises(CorruptError):
+        load(live, root, which=1, no_dist=True)
+    with pytest.raises(UsageError) as refused:
+        save(live, RunWriter(root, step=2), no_dist=True)
+    assert refused.value.kind == "half-loaded"
+    for blob in (Path(root) / "blobs").iterdir():
+        data = bytearray(blob.read_bytes())
+        data[-1] ^= 1
+        blob.write_bytes(data)
+    load(live, root, no_dist=True)
+    save(live, RunWriter(root, step=2), no_dist=True)
+
+
+def test_a_claim_is_not_given_up_while_a_save_is_being_written(root: str) -> None:
+    store = FaultStore(local(Path(root)))
+    gate = store.pause("commit_blob", "blobs/*")
+    future = dcp.async_save(state(1), storage_writer=RunWriter(store, step=1), no_dist=True)
+    gate.wait_until_reached()
+    with pytest.raises(UsageError) as refused:
+        give_up(root)
+    assert refused.value.kind == "save-in-flight"
+    gate.release()
+    future.result()
+    give_up(root)
+
+
+class Doubled(torch.Tensor):
+    """Stand for another tensor, as quantized weights do."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Doubled:
+        made: Doubled = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], *_: Any) -> Doubled:
+        return Doubled(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*(arg.inner if isinstance(arg, Doubled) else arg for arg in args), **(kwargs or {}))
+        return Doubled(made) if isinstance(made, torch.Tensor) else made
+
+
+def test_a_tensor_that_only_stands_for_others_is_refused_by_its_name(root: str) -> None:
+    with pytest.raises(UsageError, match="wraps others") as refused:
+        save({"model": {"w": Doubled(torch.ones(2))}}, RunWriter(root), no_dist=True)
+    assert refused.value.facts["path"] == "policy/model.w"

@@ -48,6 +48,7 @@ class Load:
 _turn = threading.RLock()
 _held: dict[str, Holding] = {}
 _loads: dict[str, Load] = {}
+_half: set[str] = set()
 
 
 class Holding:
@@ -186,11 +187,15 @@ def _go_on(chain: Chain, store: Store, view: View) -> None:
 def give_up(root: Where) -> None:
     """Give up the claim that saves have made of ``root``, so that another process, or an engine of this one, may write to it.
 
-    A process that ends gives up all of them. Nothing is held: nothing is done.
+    A process that ends gives up all of them. Nothing is held: nothing is done. Raises `UsageError` (kind ``save-in-flight``)
+    while a save is being written.
     """
     url = open_root(root, SystemClock()).url
     with _turn:
-        holding = _held.pop(url, None)
+        holding = _held.get(url)
+        if holding is not None and holding.pid == os.getpid() and holding.phase == "writing":
+            raise _in_flight(url, holding.step)
+        _held.pop(url, None)
     if holding is not None:
         _release(holding.held, holding.pid)
 
@@ -204,6 +209,24 @@ def note_load(url: str, load: Load) -> None:
     """Note that this process's state is that of a generation now: what is saved next goes back to it."""
     with _turn:
         _loads[url] = load
+        _half.discard(url)
+
+
+def note_half(url: str) -> None:
+    """Note that the state of this process is being overwritten: until a load has succeeded it is half old and half new."""
+    with _turn:
+        _half.add(url)
+
+
+def check_whole(url: str) -> None:
+    """Raise `UsageError` (kind ``half-loaded``) if a load from this root has failed with the state half overwritten."""
+    if url in _half:
+        raise UsageError(
+            "a load from this run root has failed half-way: the state is half old and half new, and is not saved",
+            kind="half-loaded",
+            hint="load a generation that is sound (milepost.pytorch.dcp.load falls back by itself), or start the process anew",
+            root=url,
+        )
 
 
 def take_load(url: str) -> Load | None:

@@ -21,7 +21,7 @@ from milepost.errors import ConflictError, InternalError, MilepostError, UsageEr
 from milepost.lifecycle.recover import Skipped
 from milepost.publish.signed import open_root
 from milepost.pytorch.dcp.choosing import Chosen, Seen, Which, choose_generation, numbered, seen
-from milepost.pytorch.dcp.holding import Load, note_load
+from milepost.pytorch.dcp.holding import Load, note_half, note_load
 from milepost.pytorch.dcp.reading import Wanted, read_items
 from milepost.pytorch.dcp.writer import rank_of_this_process, step_named
 from milepost.records import Manifest
@@ -118,6 +118,7 @@ class RunReader(StorageReader):
         if isinstance(decided, Seen) and decided != seen(self._here):
             plan = self._planned_anew(decided, planner)
         wanted = Wanted(self._opened, self._here.manifest, self._here.index, self._rank, self.trust_pickle)
+        note_half(self._opened.url)
         read_items(wanted, plan.items, planner)
         self.converted = tuple(sorted(wanted.converted))
         note_load(self._opened.url, Load(self._here.manifest.run_id, self._here.manifest.number))

@@ -28,7 +28,7 @@ from milepost.publish.signed import open_root
 from milepost.pytorch.dcp.errands import errand_here
 from milepost.pytorch.dcp.fullness import met_here, note_failure
 from milepost.pytorch.dcp.gathering import Gathered, check_there, gather
-from milepost.pytorch.dcp.holding import Holding, failed, hold_root, note_load, take_load
+from milepost.pytorch.dcp.holding import Holding, check_whole, failed, hold_root, note_load, take_load
 from milepost.pytorch.dcp.index import flat_index
 from milepost.pytorch.dcp.naming import INDEX, checked
 from milepost.pytorch.dcp.writing import Task, shares_of, write_share, write_values
@@ -97,6 +97,7 @@ class RunWriter(StorageWriter):
         """Open the root, on every rank; on the coordinator claim it, if this process has not yet."""
         self._rank = rank_of_this_process(kwargs)
         self._store, self._holding = open_root(self.root, SystemClock(), self.key_file), None
+        check_whole(self._store.url)
         if not kwargs.get("use_collectives", True):
             raise UsageError(
                 "without collectives there is nobody who could publish one generation of all ranks",
@@ -185,7 +186,9 @@ class RunWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         # To a process that saves on behalf of this one goes what was asked for, and what was loaded here; never a claim.
-        load = take_load(open_root(self.root, SystemClock(), self.key_file).url)
+        url = open_root(self.root, SystemClock(), self.key_file).url
+        check_whole(url)
+        load = take_load(url)
         return {**self.__dict__, "_store": None, "_holding": None, "_load": load}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

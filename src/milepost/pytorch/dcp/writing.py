@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from milepost.clock import Clock
 from milepost.encode.blob import Item, write_blob
@@ -183,7 +184,7 @@ def _tensor_leaf(item: WriteItem, planner: SavePlanner, component: str) -> _Leaf
     path = path_of(component, item.index.fqn, () if whole else tuple(chunk.offsets))
     if isinstance(planner, DefaultSavePlanner) and is_untouched(planner):
         # A cached plan may be that of another state, with other dtypes: DCP compares none. This looks, and copies nothing.
-        spec = _TENSORS.describe(planner.lookup_object(item.index).detach(), path)
+        spec = _TENSORS.describe(_dense(planner.lookup_object(item.index), path), path)
     else:
         spec = _TENSORS.describe(torch.empty(tuple(chunk.sizes), dtype=item.tensor_data.properties.dtype, device="cpu"), path)
 
@@ -200,7 +201,7 @@ def _tensor_leaf(item: WriteItem, planner: SavePlanner, component: str) -> _Leaf
 
 def _bytes_of(tensor: torch.Tensor, spec: LeafSpec, path: str) -> memoryview:
     """Return a tensor's bytes in C order: where they lie, if they lie so on the host."""
-    tensor = tensor.detach()
+    tensor = _dense(tensor, path)
     found = _TENSORS.describe(tensor, path)
     if found != spec:
         raise _another(path, spec, found)
@@ -210,6 +211,24 @@ def _bytes_of(tensor: torch.Tensor, spec: LeafSpec, path: str) -> memoryview:
         if memory:
             _TENSORS.copy_into(tensor, memory)
     return memory
+
+
+def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """Return the tensor, whose elements lie in memory of its own. Raises `UsageError` for one that only stands for others."""
+    stands_for_others: bool = is_traceable_wrapper_subclass(tensor)
+    if not stands_for_others:
+        return tensor.detach()
+    wait = getattr(tensor, "wait", None)
+    if wait is None:
+        raise UsageError(
+            "a tensor of a class that wraps others cannot be saved",
+            kind="unsupported-dtype",
+            hint="save what it is made of: its own tensors, each under a name",
+            path=path,
+            type=type(tensor).__name__,
+        )
+    whole: torch.Tensor = wait()  # the result of a collective that may not have come yet
+    return whole.detach()
 
 
 def _another(path: str, planned: LeafSpec, found: LeafSpec) -> UsageError:
