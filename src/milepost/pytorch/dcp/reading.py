@@ -1,4 +1,4 @@
-"""Read what one rank asks for of a generation, every byte verified before a live tensor changes by it."""
+"""Read what one rank asks for of a generation, every byte verified."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from milepost.engine.reader import Source
 from milepost.engine.reads import Reads
@@ -49,10 +50,12 @@ class Wanted:
 def read_items(wanted: Wanted, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
     """Load every item through the planner.
 
-    A chunk is read as a whole, also where a rank needs only some rows of it: the digest is of all its bytes. Raises
+    A chunk is read as a whole, also where a rank needs only some rows of it: the digest is of all its bytes. One that is wanted
+    whole goes straight into the live tensor, verified on its way. Raises
     `CorruptError` (kind ``damaged-leaf``) naming the shard, who wrote it and who reads it.
     """
-    with Reads(wanted.store, wanted.manifest) as reads:
+    reads = Reads(wanted.store, wanted.manifest)
+    with reads, reads:  # twice: see there
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 _named(wanted, lambda item=item: _load_value(wanted, reads, item, planner))  # type: ignore[misc]
@@ -105,33 +108,52 @@ def _groups(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
 
 
 def _load_chunks(wanted: Wanted, reads: Reads, group: Sequence[_Chunk], planner: LoadPlanner) -> None:
-    made: list[torch.Tensor] = []
+    direct: list[tuple[ReadItem, torch.Tensor]] = []
+    copied: list[tuple[_Chunk, torch.Tensor, list[torch.Tensor]]] = []
     for chunk in group:
         if _TENSORS.size_bytes(chunk.record.spec) != chunk.record.size_bytes:
             raise CorruptError("a stored leaf's size does not fit its shape", kind="damaged-tree", path=chunk.record.path)
-        tensor = _TENSORS.make(chunk.record.spec)
-        made.append(tensor)
+        targets = [planner.resolve_tensor(item).detach() for item in chunk.items]
+        if len(targets) == 1 and _goes_straight(chunk, targets[0]):
+            tensor = targets[0]
+            direct.append((chunk.items[0], tensor))
+        else:
+            tensor = _TENSORS.make(chunk.record.spec)
+            copied.append((chunk, tensor, targets))
         if chunk.record.size_bytes:
             memory = _TENSORS.memory(tensor)
-            assert memory is not None, "a fresh tensor is contiguous and writable"
+            assert memory is not None, "it is contiguous and writable"
             reads.ask(chunk.component, chunk.record, memory)
     _named(wanted, reads.settle)
-    for chunk, tensor in zip(group, made, strict=True):
-        for item in chunk.items:
-            part = narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths)
-            target = planner.resolve_tensor(item).detach()
-            if target.size() != part.size():
-                raise MismatchError(
-                    "a planner offers a tensor of another size than it asked for",
-                    [Difference(chunk.record.path, str(tuple(part.shape)), str(tuple(target.shape)))],
-                    kind="shape",
-                )
-            if target.dtype != part.dtype:
-                wanted.converted.add(
-                    f"{item.dest_index.fqn} ({chunk.record.dtype} to {str(target.dtype).removeprefix('torch.')})"
-                )
-            target.copy_(part)
+    for item, tensor in direct:
+        planner.commit_tensor(item, tensor)
+    for chunk, tensor, targets in copied:
+        for item, target in zip(chunk.items, targets, strict=True):
+            _copy(wanted, chunk, narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths), item, target)
             planner.commit_tensor(item, target)
+
+
+def _goes_straight(chunk: _Chunk, target: torch.Tensor) -> bool:
+    """Return whether all of a chunk belongs into a live tensor, and lies there as it lies on disk."""
+    record = chunk.record
+    stands_for_others: bool = is_traceable_wrapper_subclass(target)
+    if tuple(chunk.items[0].lengths) != record.shape or not record.size_bytes or stands_for_others:
+        return False
+    plain = target.device.type == "cpu" and _TENSORS.memory(target) is not None
+    return plain and _TENSORS.describe(target, record.path) == record.spec
+
+
+def _copy(wanted: Wanted, chunk: _Chunk, part: torch.Tensor, item: ReadItem, target: torch.Tensor) -> None:
+    if target.size() != part.size():
+        raise MismatchError(
+            "a planner offers a tensor of another size than it asked for",
+            [Difference(chunk.record.path, str(tuple(part.shape)), str(tuple(target.shape)))],
+            kind="shape",
+        )
+    if target.dtype != part.dtype:
+        here = str(target.dtype).removeprefix("torch.")
+        wanted.converted.add(f"{item.dest_index.fqn} ({chunk.record.dtype} to {here})")
+    target.copy_(part)
 
 
 def _named(wanted: Wanted, read: Callable[[], None]) -> None:
