@@ -79,6 +79,7 @@ def go_on(rank: int, root: str) -> tuple[dict[str, bytes], dict[str, bytes], boo
 
 
 def test_a_sharded_run_goes_on_with_the_same_bits_and_on_other_ranks_from_the_same(tmp_path: Path) -> None:
+    # Some seven seconds: ten processes in which FSDP and the optimizer are built and train.
     root = str(tmp_path / "run")
     undisturbed = run(2, train_and_save, tmp_path, root)[0]
     for ranks in (2, 4):

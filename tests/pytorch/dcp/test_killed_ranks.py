@@ -147,6 +147,7 @@ def stop_and_wait(rank: int, root: str) -> str:
 
 
 def test_a_rank_that_stands_still_fails_the_others_when_the_process_group_has_waited_long_enough(tmp_path: Path) -> None:
+    # Eight seconds, which is how long this process group waits: less, and a busy machine would not even get as far.
     outcomes = attempt(2, stop_and_wait, tmp_path, str(tmp_path / "run"), group_s=8)
     assert outcomes[0].value == "rank-lost", outcomes[0].error
     assert outcomes[1].killed
