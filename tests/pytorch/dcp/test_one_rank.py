@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -504,3 +505,56 @@ def test_a_tensor_that_only_stands_for_others_is_refused_by_its_name(root: str) 
     with pytest.raises(UsageError, match="wraps others") as refused:
         save({"model": {"w": Doubled(torch.ones(2))}}, RunWriter(root), no_dist=True)
     assert refused.value.facts["path"] == "policy/model.w"
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_manifest_of_which_nobody_knows_whether_it_landed_is_found_by_the_next_save(root: str, landed: bool) -> None:
+    store = FaultStore(local(Path(root)))
+    save(state(1), RunWriter(store, step=1), no_dist=True)
+    if landed:
+        store.lose_answer("create", "generations/*", nth=1)
+        store.fail("read", "generations/000002.json", times=None)
+    else:
+        unknown = StoreError("timed out", kind="timeout", retryable=False)
+        store.fail("create", "generations/*", unknown, times=2)
+    with suppress(StoreError):
+        save(state(2), RunWriter(store, step=2), no_dist=True)
+    store._rules.clear()
+    save(state(3), RunWriter(store, step=3), no_dist=True)
+    live = state(0)
+    assert load(live, root, no_dist=True).step == 3
+    assert differences(live, state(3)) == []
+    assert milepost.verify(root).ok
+    named = {blob.name for summary in read(local(Path(root))).live.values() for blob in summary.blobs}
+    save(state(4), RunWriter(store, step=4), no_dist=True)
+    named |= {blob.name for summary in read(local(Path(root))).live.values() for blob in summary.blobs}
+    assert {f"blobs/{name}" for name in blobs_of(root)} <= named
+
+
+def test_the_command_line_does_with_such_a_run_what_it_does_with_any(root: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    for value in (1, 2, 3):
+        save({**state(value), "long": "x" * 3000}, RunWriter(root, step=value), own={"rng": milepost.Rng()}, no_dist=True)
+    give_up(root)
+    signed = str(tmp_path / "signed")
+    for command in (
+        ["show", root],
+        ["scrub", root],
+        ["pin", root, "1"],
+        ["rollback", root, "2"],
+        ["gc", root, "--keep-last", "1", "--yes"],
+    ):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, done.output
+    live = {**state(0), "long": ""}
+    assert load(live, root, own={"rng": milepost.Rng()}, no_dist=True).step == 2
+    assert differences(live, {**state(2), "long": "x" * 3000}) == []
+    done = CliRunner().invoke(main, ["sign", root, signed, "--key-file", str(key)])
+    assert done.exit_code == 0, done.output
+    live = {**state(0), "long": ""}
+    load(live, signed, key_file=key, no_dist=True)
+    assert differences(live, {**state(2), "long": "x" * 3000}) == []
+    save(live, RunWriter(root, step=5), no_dist=True)
+    assert milepost.verify(root).ok
