@@ -400,7 +400,9 @@ def test_without_collectives_nothing_is_saved(root: str) -> None:
         dcp.save(state(), storage_writer=RunWriter(root), no_dist=True, use_collectives=False)
 
 
-@pytest.mark.parametrize("bad", [{"step": "3"}, {"step": True}, {"components": {"model": "weights"}}])
+@pytest.mark.parametrize(
+    "bad", [{"step": "3"}, {"metrics": {"loss": "low"}}, {"counters": {"epochs": 1.5}}, {"components": {"model": "weights"}}]
+)
 def test_a_setting_that_cannot_work_is_refused_at_once(root: str, bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         RunWriter(root, **bad)
@@ -558,3 +560,15 @@ def test_the_command_line_does_with_such_a_run_what_it_does_with_any(root: str, 
     assert differences(live, {**state(2), "long": "x" * 3000}) == []
     save(live, RunWriter(root, step=5), no_dist=True)
     assert milepost.verify(root).ok
+
+
+def test_the_best_stays_and_is_found_by_the_metric_that_was_measured(root: str) -> None:
+    keep = milepost.Keep(last=1, best=1, by="return")
+    for step, score in ((1, 3.0), (2, 9.0), (3, float("nan")), (4, 5.0)):
+        writer = RunWriter(root, step=step, keep=keep, metrics={"return": score}, counters={"episodes": 10 * step})
+        save(state(step), writer, no_dist=True)
+    assert numbers_of(root) == [2, 4]
+    live = state(0)
+    restored = load(live, root, which="best", keep=keep, no_dist=True)
+    assert (restored.step, restored.counters) == (2, {"episodes": 20})
+    assert differences(live, state(2)) == []

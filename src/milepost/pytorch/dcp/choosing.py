@@ -10,6 +10,7 @@ from milepost.engine.reader import Source
 from milepost.engine.reads import Reads
 from milepost.errors import CorruptError, NotFoundError
 from milepost.lifecycle.recover import Skipped, choose
+from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
@@ -18,7 +19,7 @@ from milepost.pytorch.dcp.naming import INDEX
 from milepost.records import ComponentRecord, Manifest
 from milepost.store.base import Store
 
-Which: TypeAlias = Literal["latest"] | int
+Which: TypeAlias = Literal["latest", "best"] | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,13 @@ def seen(chosen: Chosen) -> Seen:
 
 
 def choose_generation(
-    store: Store, which: Which, rejected: Collection[Skipped] = (), *, step: int | None = None, trust_pickle: bool
+    store: Store,
+    which: Which,
+    rejected: Collection[Skipped] = (),
+    *,
+    step: int | None = None,
+    keep: Keep | None = None,
+    trust_pickle: bool,
 ) -> Chosen:
     """Return the generation to load: live, complete and healthy; bytes are verified as they are read.
 
@@ -55,7 +62,8 @@ def choose_generation(
         view = read(store)
         wanted = which if step is None else _of_step(store, view, step)
         try:
-            choice = choose(store, view, wanted, full=False, rejected=tuple(rejected))
+            by, mode = (keep.by, keep.mode) if keep else (None, "max")
+            choice = choose(store, view, wanted, by=by, mode=mode, full=False, rejected=tuple(rejected))
             if choice.manifest is None:
                 raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
             return _with_index(store, choice.manifest, choice.skipped, trust_pickle=trust_pickle)

@@ -19,6 +19,7 @@ from torch.futures import Future
 from milepost.clock import SystemClock
 from milepost.errors import ConflictError, InternalError, MilepostError, UsageError
 from milepost.lifecycle.recover import Skipped
+from milepost.lifecycle.retain import Keep
 from milepost.publish.signed import open_root
 from milepost.pytorch.dcp.choosing import Chosen, Seen, Which, choose_generation, numbered, seen
 from milepost.pytorch.dcp.holding import Load, note_half, note_load
@@ -33,10 +34,11 @@ from milepost.store.resolve import Where
 class RunReader(StorageReader):
     """Read a generation of a run root that `RunWriter` has written. Needs no claim, and may run beside training.
 
-    ``which`` is ``latest`` or a generation's number; ``dcp.load(..., checkpoint_id="1000")`` takes the newest of that step.
-    Every byte that a rank reads is verified. What is damaged is a `CorruptError` naming the shard, the rank that wrote it and
-    the one that reads it; ``dcp.load`` raises it on all ranks, within its ``CheckpointException``, and live tensors may then be
-    half overwritten. ``skip`` are numbers that are not to be taken; `milepost.pytorch.dcp.load` falls back by itself.
+    ``which`` is ``latest``, ``best`` (by ``keep.by``) or a generation's number; ``dcp.load(..., checkpoint_id="1000")`` takes
+    the newest of that step. Every byte that a rank reads is verified. What is damaged is a `CorruptError` naming the shard, the
+    rank that wrote it and the one that reads it; ``dcp.load`` raises it on all ranks, within its ``CheckpointException``, and live
+    tensors may then be half overwritten. ``skip`` are numbers that are not to be taken; `milepost.pytorch.dcp.load` falls back by
+    itself.
     """
 
     def __init__(
@@ -44,12 +46,16 @@ class RunReader(StorageReader):
         root: Where,
         *,
         which: Which = "latest",
+        keep: Keep | None = None,
         skip: Collection[int] = (),
         trust_pickle: bool = False,
         key_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        if which != "latest" and (isinstance(which, bool) or not isinstance(which, int)):
-            raise UsageError('which is "latest" or a number', kind="bad-which", hint="milepost ls shows the numbers", which=which)
+        if which not in ("latest", "best") and (isinstance(which, bool) or not isinstance(which, int)):
+            raise UsageError(
+                'which is "latest", "best" or a number', kind="bad-which", hint="milepost ls shows the numbers", which=which
+            )
+        self.keep = keep
         self.root, self.which, self.trust_pickle, self.key_file = root, which, trust_pickle, key_file
         self.rejected = [Skipped(number, "damaged", "it was not to be taken") for number in skip]
         self.converted: tuple[str, ...] = ()
@@ -75,7 +81,7 @@ class RunReader(StorageReader):
         self._store = open_root(self.root, SystemClock(), self.key_file, only_to_read=True)
         try:
             self._chosen = choose_generation(
-                self._store, self.which, self.rejected, step=self._step, trust_pickle=self.trust_pickle
+                self._store, self.which, self.rejected, step=self._step, keep=self.keep, trust_pickle=self.trust_pickle
             )
         except MilepostError as error:
             self._chosen = None

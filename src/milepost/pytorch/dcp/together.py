@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from milepost.errors import CorruptError, InternalError, MilepostError, MismatchError, ServiceError
 from milepost.lifecycle.recover import Skipped
+from milepost.lifecycle.retain import Keep
 from milepost.pytorch.dcp.choosing import Which
 from milepost.pytorch.dcp.own import KEY, give_back, key_of_rank, with_own
 from milepost.pytorch.dcp.reader import RunReader
@@ -64,6 +65,7 @@ def load(
     *,
     own: Mapping[str, Stateful] | None = None,
     which: Which = "latest",
+    keep: Keep | None = None,
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
@@ -82,7 +84,7 @@ def load(
     place = _place(process_group, no_dist)
     rejected: list[Skipped] = []
     while True:
-        reader = RunReader(root, which=which, trust_pickle=trust_pickle, key_file=key_file)
+        reader = RunReader(root, which=which, keep=keep, trust_pickle=trust_pickle, key_file=key_file)
         reader.rejected = [*rejected]
         template = {**state}
         if own is not None and _has_own(reader, *place):
@@ -91,7 +93,7 @@ def load(
             dcp_load(template, storage_reader=reader, planner=planner, process_group=process_group, no_dist=no_dist)
         except (RuntimeError, OSError, CheckpointException) as error:
             told = _misfit(error, root) or as_error(error)
-            if which != "latest" or not isinstance(told, CorruptError) or told.kind != "damaged-leaf":
+            if isinstance(which, int) or not isinstance(told, CorruptError) or told.kind != "damaged-leaf":
                 raise told from error
             rejected.append(Skipped(int(str(told.facts["generation"])), "damaged", told.message))
         else:

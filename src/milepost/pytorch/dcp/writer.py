@@ -20,7 +20,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from milepost.clock import SystemClock
+from milepost.engine.metrics import number_of
 from milepost.engine.session import BLOB_BYTES, Order
+from milepost.engine.settings import whole
 from milepost.engine.writer import draft_of
 from milepost.errors import InternalError, MilepostError, StoreError, UsageError
 from milepost.lifecycle.retain import Keep
@@ -32,7 +34,7 @@ from milepost.pytorch.dcp.holding import Holding, check_whole, failed, hold_root
 from milepost.pytorch.dcp.index import flat_index
 from milepost.pytorch.dcp.naming import INDEX, checked
 from milepost.pytorch.dcp.writing import Task, shares_of, write_share, write_values
-from milepost.records import ComponentRecord
+from milepost.records import ComponentRecord, Metric
 from milepost.store.base import Store
 from milepost.store.resolve import Where
 
@@ -51,11 +53,12 @@ class Saved:
 class RunWriter(StorageWriter):
     """Write a state dict into a run root, as a new generation. Give each save a writer, or all of them the same one.
 
-    ``step`` is the step that is saved; ``dcp.save(..., checkpoint_id="1000")`` says it, too. ``keep`` says which generations
-    stay. ``components`` says which key of the state dict is which component: ``{"actor": "default/policy"}``; by itself
-    ``model`` is ``policy``, ``optim`` is ``optimizer``, and what is no component is part of ``extra``. Weights and moments that
-    are not finite make a generation unhealthy: a load passes it over. Values that only a pickle can hold are refused, or
-    written if ``allow_pickle``.
+    ``step`` is the step that is saved; ``dcp.save(..., checkpoint_id="1000")`` says it, too. ``metrics`` were measured at it,
+    ``counters`` (``episodes``, ``epochs``) are other progress; each save of this writer carries them. ``keep`` says which
+    generations stay. ``components`` says which key of the state dict is which component: ``{"actor": "default/policy"}``; by
+    itself ``model`` is ``policy``, ``optim`` is ``optimizer``, and what is no component is part of ``extra``. Weights and
+    moments that are not finite make a generation unhealthy: a load passes it over. Values that only a pickle can hold are
+    refused, or written if ``allow_pickle``.
 
     Rank 0 of the process group claims the root at the first save and holds it until `milepost.pytorch.dcp.give_up` or its
     end; ``lease_wait`` (seconds), ``take_over`` and ``key_file`` are those of `milepost.CheckpointEngine`. All ranks need to
@@ -70,6 +73,8 @@ class RunWriter(StorageWriter):
         root: Where,
         *,
         step: int = 0,
+        metrics: Mapping[str, float] | None = None,
+        counters: Mapping[str, int] | None = None,
         keep: Keep | None = None,
         components: Mapping[str, str] | None = None,
         allow_pickle: bool = False,
@@ -79,7 +84,9 @@ class RunWriter(StorageWriter):
         blob_bytes: int = BLOB_BYTES,
     ) -> None:
         self.root = root
-        self.step = whole_step(step)
+        self.step = whole("step", step)
+        self.metrics = {name: number_of(name, value) for name, value in (metrics or {}).items()}
+        self.counters = {name: whole(name, count) for name, count in (counters or {}).items()}
         self.keep = keep or Keep()
         self.components = checked(components)
         self.allow_pickle, self.key_file, self.blob_bytes = allow_pickle, key_file, blob_bytes
@@ -153,7 +160,8 @@ class RunWriter(StorageWriter):
         session = holding.session
         check_there(session.store, session.run_id, session.chain.term, shares_of(results))
         gathered = self._with_index(gather(metadata, results), metadata)
-        order = Order(holding.step, "dcp")
+        metrics = {name: Metric(value.hex(), holding.step) for name, value in self.metrics.items()}
+        order = Order(holding.step, "dcp", counters=self.counters, metrics=metrics)
         draft = draft_of(session, order, gathered.blobs, gathered.components, gathered.nonfinite)
         manifest = holding.publish(draft)
         url = session.store.url
@@ -209,13 +217,6 @@ def step_named(checkpoint_id: str | os.PathLike[str]) -> int:
             checkpoint_id=text,
         )
     return int(text)
-
-
-def whole_step(step: int) -> int:
-    """Return ``step``. Raises `UsageError` (kind ``bad-step``) if it is no whole number."""
-    if isinstance(step, bool) or not isinstance(step, int):
-        raise UsageError("a step is a whole number", kind="bad-step", hint="step=1000", step=step)
-    return step
 
 
 def rank_of_this_process(told: Mapping[str, Any]) -> int:
