@@ -36,9 +36,9 @@ class RunReader(StorageReader):
 
     ``which`` is ``latest``, ``best`` (by ``keep.by``) or a generation's number; ``dcp.load(..., checkpoint_id="1000")`` takes
     the newest of that step. Every byte that a rank reads is verified. What is damaged is a `CorruptError` naming the shard, the
-    rank that wrote it and the one that reads it; ``dcp.load`` raises it on all ranks, within its ``CheckpointException``, and live
-    tensors may then be half overwritten. ``skip`` are numbers that are not to be taken; `milepost.pytorch.dcp.load` falls back by
-    itself.
+    rank that wrote it and the one that reads it; ``dcp.load`` raises it on all ranks, within its ``CheckpointException``, and
+    live tensors may then be half overwritten. ``skip`` are numbers that are not to be taken; `milepost.pytorch.dcp.load` falls
+    back by itself.
     """
 
     def __init__(
