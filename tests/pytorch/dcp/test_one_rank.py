@@ -572,3 +572,15 @@ def test_the_best_stays_and_is_found_by_the_metric_that_was_measured(root: str) 
     restored = load(live, root, which="best", keep=keep, no_dist=True)
     assert (restored.step, restored.counters) == (2, {"episodes": 20})
     assert differences(live, state(2)) == []
+
+
+@pytest.mark.parametrize("struck", [KeyboardInterrupt, SystemExit])
+def test_a_ctrl_c_within_a_save_is_a_ctrl_c_and_leaves_nothing(root: str, struck: type[BaseException]) -> None:
+    class Struck(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+            raise struck
+
+    with pytest.raises(struck):
+        save(state(), RunWriter(root), planner=Struck(), no_dist=True)
+    assert (numbers_of(root), blobs_of(root)) == ([], set())
+    save(state(2), RunWriter(root), no_dist=True)

@@ -184,6 +184,9 @@ def as_error(error: BaseException) -> MilepostError:
 def _of_ranks(failures: dict[int, BaseException]) -> MilepostError:
     ranks = ", ".join(map(str, failures))
     for failure in failures.values():
+        if isinstance(failure, KeyboardInterrupt | SystemExit):
+            raise failure  # DCP wraps these, too: a Ctrl-C would be told as a failed save, and training would go on
+    for failure in failures.values():
         if isinstance(failure, MilepostError):
             failure.facts = {**failure.facts, "failed_on_ranks": ranks}
             return failure
