@@ -14,14 +14,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 WAIT_S = 240
 """How long a rank may take before the test fails: it only ever fails."""
 GROUP_S = 60
 """How long a rank waits for another: `docs/distributed.md` says that nobody waits longer than the process group."""
+
+
+_SERVER = forkserver.ForkServer()
+"""One of our own: environments of other tests are forked from that of the module, and are to find nothing imported."""
+_SERVER.set_forkserver_preload(["tests.pytorch.dcp.preloaded"])
+
+
+class _Popen(popen_forkserver.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        with mock.patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
+            super()._launch(process_obj)  # type: ignore[misc]
+
+
+class RankProcess(ForkServerProcess):
+    """Be a process that begins with torch imported."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _Popen(process_obj)
 
 
 @dataclass(frozen=True)
@@ -46,14 +68,12 @@ def attempt(
     ranks: int, function: Callable[..., Any], place: Path, *args: Any, group_s: float = GROUP_S, meet: bool = True
 ) -> list[Outcome]:
     """Return how ``function(rank, *args)`` has ended on each rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.pytorch.dcp.preloaded"])
     with _meeting(place) as meeting:
         pipes: list[Connection] = []
         processes = []
         for rank in range(ranks):
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(
+            mine, theirs = multiprocessing.Pipe(duplex=False)
+            process = RankProcess(
                 target=_rank, args=(theirs, rank, ranks, f"file://{meeting}" if meet else "", group_s, function, args)
             )
             process.start()

@@ -20,7 +20,7 @@ import milepost
 from milepost.errors import NotFoundError
 from milepost.lifecycle.retain import Keep
 from milepost.pytorch.dcp import RunWriter, load, save
-from tests.pytorch.dcp.ranks import WAIT_S, _rank
+from tests.pytorch.dcp.ranks import WAIT_S, RankProcess, _rank
 from tests.pytorch.dcp.states import same_bits
 
 LAST = 14
@@ -73,13 +73,11 @@ def train(rank: int, root: str, told: str) -> None:
 
 
 def start(place: Path, number: int, *args: Any) -> list[Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.pytorch.dcp.preloaded"])
     made = []
     for rank in range(2):
-        _, theirs = context.Pipe(duplex=False)
+        _, theirs = multiprocessing.Pipe(duplex=False)
         meeting = f"file://{place / f'siege-{number}'}"
-        process = context.Process(target=_rank, args=(theirs, rank, 2, meeting, 60.0, train, args))
+        process = RankProcess(target=_rank, args=(theirs, rank, 2, meeting, 60.0, train, args))
         process.start()
         theirs.close()
         made.append(process)
