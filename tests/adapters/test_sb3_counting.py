@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
@@ -146,6 +146,8 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_kept_of_older_saves_is_what_the_buffer_holds(kind: str) -> None:
     @settings(max_examples=50, deadline=None)
     @given(size=st.integers(1, 9), n_envs=st.integers(1, 3), operations=OPERATIONS)
+    # Eight rows, saved; a reset, one row, a reset: nine were counted, and the cursor of nine places is where it should be.
+    @example(size=9, n_envs=1, operations=[("add", 8, 0), ("save", True), ("reset",), ("add", 1, 0), ("reset",)])
     def check(size: int, n_envs: int, operations: list[Any]) -> None:
         buffer, saves, number = KINDS[kind](size, n_envs), Saves(), 0
         counted(buffer)

@@ -45,6 +45,9 @@ class Counted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         buffer = self._owner()
+        if not self._fits(buffer):
+            # Found now: two such moves can cancel out, and by the next save the cursor would fit again, to other rows.
+            self.check(buffer)
         before = buffer.pos
         self._follow_episodes(buffer)
         self._touch_overwritten_episodes(buffer)
