@@ -16,13 +16,14 @@ from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
+from milepost.lifecycle.stopping import EXIT_CODE
 from milepost.supervise.control import CONTROL, ControlLock, ask, error_of
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
 from milepost.supervise.launching import launched
 from milepost.supervise.orders import Look, Order, RestartAll, RestartRole, RestartWorker
 from milepost.supervise.pipeline import PipelineEnd
-from milepost.supervise.policy import REQUEUE, Limits
+from milepost.supervise.policy import Limits
 from milepost.supervise.printing import Console
 from milepost.supervise.requeue import requeue
 from milepost.supervise.rolefile import read_plan
@@ -84,7 +85,7 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
                 journal("up", f"{_summary(plan)}; orders: {path}", control=str(path))
                 end = there.run()
             _tell(end, journal)
-            if end.exit_code == REQUEUE and when == "auto" and (said := requeue(os.environ)):
+            if end.exit_code == EXIT_CODE and when == "auto" and (said := requeue(os.environ)):
                 journal("requeue", said)
         finally:
             journal.close()

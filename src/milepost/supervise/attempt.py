@@ -25,9 +25,10 @@ from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a
 from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
-from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.starting import start, status_of
 from milepost.supervise.torchrun import error_file
-from milepost.supervise.wording import name_of, shown
+from milepost.supervise.wording import shown
+from milepost.text import name_of
 
 LOOK_S = 1.0
 _STUCK_S = 30.0
@@ -109,11 +110,6 @@ class Attempt:
             LEADERS.discard(self.pid)
             os.close(reading)
             raise OSError(errno.EAGAIN, str(error)) from error
-
-    @property
-    def is_running(self) -> bool:
-        """Say whether its first process had not ended at the last look."""
-        return self._status is None
 
     @property
     def beats(self) -> dict[str, Beats]:
@@ -289,12 +285,6 @@ class Attempt:
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )
-
-    def __str__(self) -> str:
-        if self._status is None:
-            return f"pid {self.pid}"
-        code, number = self._status
-        return f"killed by {name_of_signal(number)}" if number is not None else f"exit code {code}"
 
 
 def forget(folder: Path) -> None:

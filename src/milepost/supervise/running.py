@@ -17,6 +17,7 @@ from typing import Protocol
 from milepost.clock import Clock
 from milepost.engine.redact import redacted
 from milepost.errors import UsageError
+from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.supervise import wording
 from milepost.supervise.attempt import Attempt, Order, forget
 from milepost.supervise.beating import Pulse
@@ -25,11 +26,11 @@ from milepost.supervise.environment import Way, environment_of
 from milepost.supervise.group import adopting
 from milepost.supervise.hearing import ENDING
 from milepost.supervise.journal import Journal
-from milepost.supervise.policy import INTERRUPTED, REQUEUE, Decision, Limits, Policy
+from milepost.supervise.policy import Decision, Limits, Policy
 from milepost.supervise.printing import Console
 from milepost.supervise.requeue import attempts_before
 from milepost.supervise.roots import Newest
-from milepost.supervise.starting import name_of_signal
+from milepost.text import name_of_signal
 
 POLL_S = 0.1
 TWICE_S = 1.0
@@ -145,7 +146,7 @@ class _Run:
                 return self._over(decision.exit_code, self.bench.requeue() or decision.why)
             self.way = self.way.after(published=report.end.published, resume=decision.resume, skip=decision.skip)
             if not self._waited(decision.wait_s):
-                code = INTERRUPTED if self.asked == signal.SIGINT else REQUEUE
+                code = INTERRUPTED if self.asked == signal.SIGINT else EXIT_CODE
                 return self._over(code, f"{name_of_signal(self.asked or 0)} came before it was started again")
 
     def _attempt(self) -> Report:

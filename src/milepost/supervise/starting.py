@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -101,11 +100,3 @@ def status_of(pid: int) -> tuple[int | None, int | None] | None:
     if ended is None:
         return None
     return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
-
-
-def name_of_signal(number: int) -> str:
-    """Return ``SIGTERM`` and the like; a real-time signal has only its number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
