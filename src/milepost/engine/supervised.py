@@ -1,16 +1,23 @@
-"""Leave word in the folder of a supervised attempt (``MILEPOST_SUPERVISED``): small records, visible at once or not at all."""
+"""Leave word in the folder of a supervised attempt (``MILEPOST_SUPERVISED``), and read it: small records, visible at once."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from milepost.store.posix import Posix
 
 VARIABLE = "MILEPOST_SUPERVISED"
+
+T = TypeVar("T")
+
+_MOST_BYTES = 1 << 20
 
 log = logging.getLogger("milepost")
 
@@ -42,3 +49,14 @@ def leave_record(folder: str, name: str, facts: object) -> bool:
         log.warning("%s.json could not be left for whoever supervises this run: %s", path, error)
         return False
     return True
+
+
+def read_records(folder: str | os.PathLike[str], name: str, kind: type[T]) -> Iterator[T]:
+    """Yield what the processes of an attempt have left as ``<name>-<pid>.json``. What cannot be read is passed over."""
+    for path in sorted(Path(folder).glob(f"{name}-*.json")):
+        try:
+            with open(path, "rb") as file:
+                data = file.read(_MOST_BYTES)
+            yield msgspec.json.decode(data, type=kind)
+        except (OSError, msgspec.DecodeError):
+            continue
