@@ -66,10 +66,22 @@ def test_one_that_does_not_end_within_its_grace_period_is_killed(tmp_path: Path)
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); made('ready'); wait_for_ever()"
     with started(order_of(tmp_path, script, grace_s=0.2), tell=(told := Told())) as attempt:
         until(is_there(tmp_path / "ready"), attempt.poll)
-        attempt.signal(signal.SIGTERM, then_kill=True)
+        attempt.signal(signal.SIGTERM, within_s=0.2)
         end = over(attempt)
     assert (end.signal, end.killed_after_grace) == (signal.SIGKILL, True)
     assert "killed" in told.events
+
+
+def test_one_that_is_asked_again_with_less_time_is_killed_when_that_is_over(tmp_path: Path) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); made('ready'); wait_for_ever()"
+    with started(order_of(tmp_path, script), tell=(told := Told())) as attempt:
+        until(is_there(tmp_path / "ready"), attempt.poll)
+        attempt.signal(signal.SIGTERM, within_s=600.0)
+        attempt.signal(signal.SIGTERM, within_s=0.2)
+        attempt.signal(signal.SIGTERM, within_s=600.0)
+        end = over(attempt)
+    assert (end.signal, end.killed_after_grace) == (signal.SIGKILL, True)
+    assert told.facts[told.events.index("killed")]["grace_s"] == 0.2
 
 
 def test_a_stopped_command_is_woken_so_that_it_can_hear(tmp_path: Path) -> None:

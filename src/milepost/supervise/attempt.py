@@ -92,6 +92,7 @@ class Attempt:
         self._forwarded: list[int] = []
         self._resumed: set[str] = set()
         self._kill_ns: int | None = None
+        self._grace_s = order.grace_s
         self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = self._is_stuck = False
         self._stacks: Stacks | None = None
         self._status: tuple[int | None, int | None] | None = None
@@ -121,17 +122,17 @@ class Attempt:
         """Return the newest generation of each root that it has named; known once `poll` has returned its end."""
         return self._question.answer if self._question is not None else ()
 
-    def signal(self, number: int, *, then_kill: bool = False) -> None:
+    def signal(self, number: int, *, within_s: float | None = None) -> None:
         """Pass a signal on to its first process alone: env workers must not die before the trainer has saved.
 
-        ``then_kill``: once the grace period is over, it is killed.
+        ``within_s``: after that it is killed. Asked again with less, it has less.
         """
         if self._status is not None:
             return
         self._forwarded.append(number)
         self._send(number)
-        if then_kill:
-            self._kill_in(self.order.grace_s)
+        if within_s is not None:
+            self._kill_in(within_s)
 
     def kill(self) -> None:
         """Kill all of it at once, a writer that still publishes included."""
@@ -156,7 +157,8 @@ class Attempt:
 
     def _kill_in(self, seconds: float) -> None:
         at_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
-        self._kill_ns = at_ns if self._kill_ns is None else min(at_ns, self._kill_ns)
+        if self._kill_ns is None or at_ns < self._kill_ns:
+            self._kill_ns, self._grace_s = at_ns, seconds
 
     def _has_ended(self, now_ns: int) -> bool:
         if self._status is None:
@@ -173,7 +175,7 @@ class Attempt:
             return
         if not self._killed_after_grace:
             self._killed_after_grace = True
-            self._tell("killed", "the grace period is over: killed", grace_s=self.order.grace_s)
+            self._tell("killed", "the grace period is over: killed", grace_s=self._grace_s)
             os.kill(self.pid, signal.SIGKILL)
         elif not self._is_stuck and (now_ns - self._kill_ns) / 1e9 >= _STUCK_S:
             self._is_stuck = True

@@ -142,7 +142,7 @@ class Launcher:
                 command=order.command[0],
                 cwd=role.cwd,
             ) from error
-        return Live(attempt, output, self.clock, self.memory)
+        return Live(attempt, output, self.memory)
 
     def _told_of(self, launch: Launch) -> Tell:
         place, attempt = launch.place, launch.attempt
@@ -156,15 +156,11 @@ class Launcher:
 class Live:
     """Be an attempt that runs."""
 
-    def __init__(self, attempt: Attempt, output: Labelled, clock: Clock, memory: Memory) -> None:
-        self._memory = memory
-        self._attempt, self._output, self._clock = attempt, output, clock
-        self._kill_ns: int | None = None
+    def __init__(self, attempt: Attempt, output: Labelled, memory: Memory) -> None:
+        self._attempt, self._output, self._memory = attempt, output, memory
         self.pid = attempt.pid
 
     def poll(self) -> End | None:
-        if self._kill_ns is not None and self._clock.monotonic_ns() >= self._kill_ns:
-            self._attempt.kill()
         end = self._attempt.poll()
         if end is not None:
             self._output.end()
@@ -173,9 +169,7 @@ class Live:
         return end
 
     def stop(self, grace_s: float) -> None:
-        if grace_s < self._attempt.order.grace_s:
-            self._kill_ns = self._clock.monotonic_ns() + round(grace_s * 1e9)
-        self._attempt.signal(signal.SIGTERM, then_kill=True)
+        self._attempt.signal(signal.SIGTERM, within_s=grace_s)
 
     def kill(self) -> None:
         self._attempt.kill()

@@ -212,7 +212,7 @@ class _Run:
         self.asked = self.asked or number
         # A hangup ends who does not expect it, and to milepost's own ears it says nothing.
         passed = signal.SIGTERM if number == signal.SIGHUP else number
-        attempt.signal(passed, then_kill=passed == signal.SIGTERM)
+        attempt.signal(passed, within_s=self.request.grace_s if passed == signal.SIGTERM else None)
         left = f": it has {wording.span(self.request.grace_s)}" if passed == signal.SIGTERM else ""
         as_what = "" if passed == number else f" as {name_of_signal(passed)}"
         self.bench.journal("signal", f"{name}: passed on{as_what}{left}", signal=number)
