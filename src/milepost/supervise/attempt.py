@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from milepost.clock import Clock, utc_text
+from milepost.engine import supervised
 from milepost.engine.beats import Beats
 from milepost.store.lock import LONGEST_DEADLINE_S
 from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
@@ -287,6 +289,12 @@ class Attempt:
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )
+
+
+def folder_of_attempts(name: str) -> Path:
+    """Return a new directory: within that of an outer run, so that it knows whose processes these are."""
+    outer = supervised.folder()
+    return Path(tempfile.mkdtemp(prefix=f"milepost-{name}-", dir=outer if outer and os.path.isdir(outer) else None))
 
 
 def forget(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,11 +12,11 @@ from pathlib import Path
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import UsageError
-from milepost.supervise.attempt import Attempt, Order, Tell, forget
+from milepost.supervise.attempt import Attempt, Order, Tell, folder_of_attempts, forget
 from milepost.supervise.beating import Pulse
 from milepost.supervise.causes import End
 from milepost.supervise.control import CONTROL, Control
-from milepost.supervise.environment import SUPERVISED, Way, environment_of
+from milepost.supervise.environment import Way, environment_of
 from milepost.supervise.group import Looks, Process, adopting, processes
 from milepost.supervise.member import Before, Launch, NotStarted, Running
 from milepost.supervise.memory import OomKills
@@ -51,9 +50,7 @@ def launched(
     """
     clock, console, tell = clock or SystemClock(), console or Console(), tell or _to_nobody
     environment = {**os.environ, **({CONTROL: str(control)} if control else {})}
-    outer = os.environ.get(SUPERVISED)
-    # Within that of an outer run, so that it knows whose processes these are.
-    folder = Path(tempfile.mkdtemp(prefix="milepost-up-", dir=outer if outer and os.path.isdir(outer) else None))
+    folder = folder_of_attempts("up")
     launcher = Launcher(
         folder,
         clock,
