@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,14 +80,14 @@ def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: 
 
     if verb == "diskfull" and not options["disk"]:
         small_disk.enter()  # before anything that starts threads is imported
-    from milepost.clock import SystemClock
+    from milepost.clock import SystemClock, draw
     from milepost.supervise.drill import drill
     from milepost.supervise.drill_run import Bench
 
     request = _request(verb, command, **options)
     with scratch(keep=keep) as folder, _ended_by_signals():
         clock = SystemClock()
-        bench = Bench(folder, clock, threading.Event().wait, _tell, lambda: int(clock.nonce(), 16) / 2**64)
+        bench = Bench(folder, clock, threading.Event().wait, _tell, partial(draw, clock))
         verdict = drill(request, bench)
         if html_file is not None:
             from milepost.supervise.drill_page import page

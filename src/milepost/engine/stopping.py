@@ -37,7 +37,6 @@ from milepost.records import Summary
 
 log = logging.getLogger("milepost")
 
-SWITCH = "MILEPOST_STOP"
 GROUP = "milepost.stop"
 _CALM_NS = 10**9
 """For how long at most it is not looked at again how much time is left."""
@@ -60,7 +59,7 @@ Listen = Callable[[Stop, Any], Listening]
 
 def settings_of(stop: Stop | bool | None, grace: Grace | None) -> Stop | None:
     """Return what to listen to, with a ``grace`` in seconds; None: to nothing. Raises `UsageError` (kind ``bad-setting``)."""
-    wanted: object = os.environ.get(SWITCH) == "1" if stop is None else stop
+    wanted: object = os.environ.get(supervised.STOP) == "1" if stop is None else stop
     if isinstance(wanted, bool):
         wanted = Stop() if wanted else None
     if wanted is None:

@@ -13,7 +13,8 @@ import msgspec
 
 from milepost.store.posix import Posix
 
-VARIABLE = "MILEPOST_SUPERVISED"
+ATTEMPT, STOP, SUPERVISED = "MILEPOST_ATTEMPT", "MILEPOST_STOP", "MILEPOST_SUPERVISED"
+NOTICE, STOP_AT, RESUME, SKIP = "MILEPOST_NOTICE", "MILEPOST_STOP_AT", "MILEPOST_RESUME", "MILEPOST_SKIP"
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ log = logging.getLogger("milepost")
 
 def folder() -> str | None:
     """Return the folder of this attempt, or None where nobody supervises."""
-    return os.environ.get(VARIABLE) or None
+    return os.environ.get(SUPERVISED) or None
 
 
 def leave_record(folder: str, name: str, facts: object) -> bool:

@@ -21,7 +21,6 @@ from milepost.engine.beats import Beats
 from milepost.store.lock import LONGEST_DEADLINE_S
 from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
 from milepost.supervise.causes import End
-from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
 from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process, processes
 from milepost.supervise.printing import Output, Tee
@@ -81,7 +80,11 @@ class Attempt:
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
-        environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
+        environment = {
+            **order.environment,
+            supervised.SUPERVISED: str(order.folder),
+            **error_file(order.environment, order.folder),
+        }
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
         self._process, reading = start(order.command, environment, order.cwd, order.mask, stdout_too=order.stdout_too)
@@ -275,8 +278,7 @@ class Attempt:
         self._process.wait()
         assert self._status is not None
         code, number = self._status
-        return end_of(
-            self.order.folder,
+        seen = End(
             code,
             number,
             forwarded=tuple(self._forwarded),
@@ -289,6 +291,7 @@ class Attempt:
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )
+        return end_of(self.order.folder, seen)
 
 
 def folder_of_attempts(name: str) -> Path:

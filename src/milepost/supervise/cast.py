@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
-from milepost.clock import Clock
+from milepost.clock import Clock, draw
 from milepost.errors import UsageError
 from milepost.supervise.attempt import Tell
 from milepost.supervise.causes import End
@@ -186,7 +187,7 @@ class Cast:
             infrastructure=role.max_infrastructure,
             preemptions=role.max_preemptions,
         )
-        return Policy(own, lambda: int(self._clock.nonce(), 16) / 2**64)
+        return Policy(own, partial(draw, self._clock))
 
     def tell(self, event: str, member: Member, text: str, **facts: object) -> None:
         """Tell of one process."""

@@ -12,6 +12,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from milepost.engine.supervised import STOP_AT
 from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.records import FaultKind
 from milepost.supervise.failure_record import FailureRecord
@@ -214,7 +215,7 @@ def _of_a_stop(stopped: StoppedRecord) -> Found | None:
         return "interrupted", left
     if path.startswith("notice"):
         return "notice", left
-    if path.startswith(("limit", "SLURM", "MILEPOST_STOP_AT")):
+    if path.startswith(("limit", "SLURM", STOP_AT)):
         return "time-up", left
     return ("preempted", left) if stopped.exit_code == EXIT_CODE else None
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from milepost.clock import Clock
 from milepost.engine.beats import Beats
+from milepost.engine.supervised import ATTEMPT, SUPERVISED
 from milepost.supervise.beating import beats_of
 from milepost.supervise.child import Child, from_elsewhere, redirected_environment
 from milepost.supervise.watching import Watch
@@ -129,7 +130,7 @@ class Run:
         log, supervised = self.folder / f"start-{number}", self.folder / f"supervised-{number}"
         supervised.mkdir()
         environment = redirected_environment(self.command, self.roots, here=self.here is not None)
-        environment |= {"MILEPOST_SUPERVISED": str(supervised), "MILEPOST_ATTEMPT": str(number), **self.extra}
+        environment |= {SUPERVISED: str(supervised), ATTEMPT: str(number), **self.extra}
         began_ns = self.bench.clock.monotonic_ns()
         child = Child(from_elsewhere(self.command), cwd=self.work, environment=environment, log=log)
         self.starts.append(Start(number, child, began_ns, Pulse(supervised)))

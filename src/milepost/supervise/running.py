@@ -11,11 +11,13 @@ import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from milepost.clock import Clock
+from milepost.clock import Clock, draw
 from milepost.engine.redact import redacted
+from milepost.engine.supervised import RESUME, SKIP
 from milepost.errors import UsageError
 from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.supervise import wording
@@ -130,7 +132,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         clock = self.bench.clock
-        self.policy = Policy(self.request.limits, lambda: int(clock.nonce(), 16) / 2**64)
+        self.policy = Policy(self.request.limits, partial(draw, clock))
         self.way = Way.given(self.request.environment)
         self.stop_at_s = None if self.request.limit_s is None else clock.wall_ns() / 1e9 + self.request.limit_s
 
@@ -187,7 +189,7 @@ class _Run:
                 raise _no_such_command(request.command, error) from error
             bench.journal("not-started", f"attempt {number} could not be started: {error.strerror}")
             return End(NOT_STARTED, None, stderr=str(error))
-        told = [f"{name}={value}" for name, value in environment.items() if name in ("MILEPOST_RESUME", "MILEPOST_SKIP")]
+        told = [f"{name}={value}" for name, value in environment.items() if name in (RESUME, SKIP)]
         words = redacted(" ".join([*told, shlex.join(request.command)]))
         bench.journal("started", f"attempt {number}: {words} (pid {attempt.pid})", pid=attempt.pid, told=told)
         return attempt
