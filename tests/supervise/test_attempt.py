@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -131,6 +132,22 @@ open({0!r}, 'w').write(str(os.getpid()))
 threading.Event().wait()
 '''
 """
+
+
+def test_one_that_cannot_be_seen_is_not_taken_for_one_that_has_ended(tmp_path: Path) -> None:
+    script = CHILD + ESCAPES["in its group"] + "\nwhile not (Path('hidden').exists() and Path('hidden').read_text()): pass\n"
+    with started(order_of(tmp_path, script, linger_s=0.1)) as attempt:
+        pid = int(until(is_there(tmp_path / "hidden"), attempt.poll) and (tmp_path / "hidden").read_text())
+        os.waitid(os.P_PID, attempt.pid, os.WEXITED | os.WNOWAIT)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            seen = [attempt.poll() or attempt.beats for _ in range(5)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert seen == [{}] * 5
+        over(attempt)
+    assert process(pid) is None
 
 
 @pytest.mark.parametrize("way", ESCAPES)

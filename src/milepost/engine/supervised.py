@@ -52,9 +52,17 @@ def leave_record(folder: str, name: str, facts: object) -> bool:
     return True
 
 
+def files_in(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
+    """Return the files of an attempt's folder; none where nobody can look into it: no descriptor is free, say."""
+    try:
+        return sorted(Path(folder).glob(pattern))
+    except OSError:
+        return []
+
+
 def read_records(folder: str | os.PathLike[str], name: str, kind: type[T]) -> Iterator[T]:
     """Yield what the processes of an attempt have left as ``<name>-<pid>.json``. What cannot be read is passed over."""
-    for path in sorted(Path(folder).glob(f"{name}-*.json")):
+    for path in files_in(folder, f"{name}-*.json"):
         try:
             with open(path, "rb") as file:
                 data = file.read(_MOST_BYTES)

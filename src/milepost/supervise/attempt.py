@@ -232,10 +232,9 @@ class Attempt:
 
     def _is_alone_now(self, now_ns: int) -> bool:
         """Have all that it left behind end, and return whether it has: by itself, so that it can clear up, then by SIGKILL."""
-        left = self._group.left()
+        left, since_s = self._group.left(), (now_ns - self._ended_ns) / 1e9
         if not left:
-            return True
-        since_s = (now_ns - self._ended_ns) / 1e9
+            return left is not None or since_s >= _STUCK_S
         if self._at_once:
             kill(left)
         writers = [each for each in left if is_a_writer(each)]

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from milepost.engine import beats
 from milepost.engine.beats import Beats
-from milepost.engine.supervised import read_records
+from milepost.engine.supervised import files_in, read_records
 from milepost.store.process import process_start_time
 from milepost.supervise.causes import StoppedRecord
 
@@ -87,7 +87,7 @@ class Pulse:
 
 def beats_of(folder: Path) -> dict[str, Beats]:
     """Return the last beat of each engine, by the name of its file."""
-    found = ((path.name, beats.read(path)) for path in sorted(folder.glob("beat-*")))
+    found = ((path.name, beats.read(path)) for path in files_in(folder, "beat-*"))
     return {name: each for name, each in found if each is not None}
 
 

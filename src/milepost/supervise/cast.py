@@ -49,8 +49,6 @@ class Cast:
         done = self.done
         return frozenset(role.name for role in self.plan.roles if done.issuperset(role.places))
 
-    # --- what is to become of whom -------------------------------------------------------------------------------------
-
     def restart(self, places: Iterable[Place], why: str, wait_ns: int = 0, lost: Place | None = None) -> None:
         """Let these start again, together, as soon as none of them runs any more. ``lost``: the one that fell."""
         together = frozenset(places)
@@ -80,8 +78,6 @@ class Cast:
             if member.running is not None:
                 member.is_asked, member.is_ready = True, False
                 member.running.kill()
-
-    # --- what happens --------------------------------------------------------------------------------------------------
 
     def take_ends(self) -> Iterator[tuple[Member, End]]:
         """Look after all that run, and yield those that have ended."""

@@ -91,7 +91,7 @@ def process(pid: int) -> Process | None:
 
 
 def processes() -> dict[int, Process]:
-    """Return all of this machine, or of this container, by number."""
+    """Return all of this machine, or of this container, by number; none if nothing can be seen, not even this process."""
     with suppress(OSError):
         found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
         return {each.pid: each for each in found if each is not None}
@@ -135,9 +135,14 @@ class Group:
         self._known: dict[int, int] = {}
         self._told: dict[tuple[int, int], bool] = {}
 
-    def left(self, there: Mapping[int, Process] | None = None) -> list[Process]:
-        """Look, reap what has ended here, and return those that run. ``there``: what a look has found, lately."""
+    def left(self, there: Mapping[int, Process] | None = None) -> list[Process] | None:
+        """Look, reap what has ended here, and return those that run. ``there``: what a look has found, lately.
+
+        None: nothing could be seen, for this process has no descriptor free, say. It does not mean that nobody is left.
+        """
         there = processes() if there is None else there
+        if not there:
+            return None
         members = self._members(there)
         self._known = {each.pid: each.started for each in members}
         # To PID 1 everybody comes in the end, strangers, too.

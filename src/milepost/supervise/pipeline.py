@@ -80,8 +80,6 @@ class Pipeline:
         self._leaving: PipelineEnd | None = None
         self._counted_ns = 0
 
-    # --- for any thread ------------------------------------------------------------------------------------------------
-
     def submit(self, order: Order, key: str = "") -> Future[Answer]:
         """Take an order, and return at once; the future is done when it is carried out.
 
@@ -116,8 +114,6 @@ class Pipeline:
         """End everything at once. Safe in a signal handler."""
         self._is_killed = True
         self.stop()
-
-    # --- the story -----------------------------------------------------------------------------------------------------
 
     def run(self) -> PipelineEnd:
         """Run until every role is done, or one has used its budget up, or it is stopped. Nothing of it runs then."""
@@ -206,8 +202,6 @@ class Pipeline:
             if not [*self._cast.take_ends()]:
                 self._pause.wait(_TURN_S)
 
-    # --- ends ----------------------------------------------------------------------------------------------------------
-
     def _ended(self, member: Member, end: End) -> None:
         if self._leaving is not None:
             self._told_of(member, end, "")
@@ -274,8 +268,6 @@ class Pipeline:
             self._leave(PipelineEnd(consequence.leave, why, stderr=end.stderr))
             return
         self._cast.restart(consequence.restart, why, wait_ns, lost=member.place)
-
-    # --- orders --------------------------------------------------------------------------------------------------------
 
     def _take_orders(self) -> None:
         for order, future in self._ledger.taken():

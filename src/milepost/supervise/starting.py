@@ -1,4 +1,4 @@
-"""Start a command without a shell: in a session of its own, heard of when this process is killed, its stderr a pipe."""
+"""Start a command without a shell: in a session of its own, its stderr a pipe; SIGTERM tells it that this process was killed."""
 
 from __future__ import annotations
 
