@@ -159,7 +159,7 @@ class Stops:
 
     def decide(self, session: Session, now_ns: int, step: int) -> Decision:
         """Return what this safe point is for."""
-        self._at = step
+        comes_again, self._at = self._at == step, step
         if self._listening is not None:
             self._listening.poll()
         asked = self._asked  # before the requests are looked at: one that comes meanwhile is seen at the next safe point
@@ -167,7 +167,7 @@ class Stops:
             return "train"
         requests, costs = list(self._requests.values()), self._meter.costs
         self._tell(requests, now_ns)
-        is_late = self._others_have_passed(step)
+        is_late = not comes_again and self._others_have_passed(step)
         if is_late:
             requests = [dataclasses.replace(each, at_once=False) for each in requests]
         size_bytes = 0 if costs.duration_s > 0 else self._size_bytes(session, requests, now_ns)
