@@ -148,8 +148,10 @@ class _Run:
                 return self._over(decision.exit_code, self.bench.requeue() or decision.why)
             self.way = self.way.after(published=report.end.published, resume=decision.resume, skip=decision.skip)
             if not self._waited(decision.wait_s):
-                code = INTERRUPTED if self.asked == signal.SIGINT else EXIT_CODE
-                return self._over(code, f"{name_of_signal(self.asked or 0)} came before it was started again")
+                why = f"{name_of_signal(self.asked or 0)} came before it was started again"
+                if self.asked == signal.SIGINT:
+                    return self._over(INTERRUPTED, why)
+                return self._over(EXIT_CODE, "; ".join(filter(None, (why, self.bench.requeue()))))
 
     def _attempt(self) -> Report:
         number = self.bench.journal.attempt = attempts_before(self.request.environment) + len(self.reports) + 1
