@@ -121,13 +121,9 @@ def _judge_refusal(second: Start, strike: Strike) -> None:
 
 def bitflip(run: Run, aim: Aim) -> Strike | Missed:
     """Kill it, and flip one bit of its newest generation: of a blob, of the manifest, of LATEST, in turn."""
-    start = run.begin()
-    if missed := _await(run, start, aim):
-        return missed
-    at_ns = run.bench.clock.monotonic_ns()
-    if not run.kill(start):
-        return _ended(start)
-    strike = _strike(run, start, "SIGKILL", at_ns)
+    strike = kill9(run, aim)
+    if not isinstance(strike, Strike):
+        return strike
     flipped = _flip(run, strike, _WHERE[(aim.number - 1) % len(_WHERE)])
     if not flipped:
         return "nothing-to-fall-back-to"
