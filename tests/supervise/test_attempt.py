@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from milepost.clock import SystemClock
 from milepost.supervise.attempt import Attempt, Order
 from milepost.supervise.group import adopting, process
 from milepost.supervise.printing import Console
+from milepost.supervise.starting import start
 from tests.supervise.attempts import Told, is_alive, is_there, order_of, over, started, until
 
 
@@ -132,6 +134,23 @@ open({0!r}, 'w').write(str(os.getpid()))
 threading.Event().wait()
 '''
 """
+
+
+def is_open(descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.fstat(descriptor) is not None
+    return False
+
+
+def test_a_start_that_finds_no_descriptor_free_takes_none_away() -> None:
+    free, before = [each for each in range(1000) if not is_open(each)], resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[2] + 1, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            start(("true",), {}, None, ())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not any(map(is_open, free))
 
 
 def test_one_that_cannot_be_seen_is_not_taken_for_one_that_has_ended(tmp_path: Path) -> None:

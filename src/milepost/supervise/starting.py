@@ -48,7 +48,12 @@ def start(
     To be called by the main thread: the command gets SIGTERM when the thread that started it ends.
     """
     reading, writing = os.pipe()
-    heard, told = os.pipe()
+    try:
+        heard, told = os.pipe()
+    except OSError:  # it is tried again later, and is not to have fewer descriptors each time
+        os.close(reading)
+        os.close(writing)
+        raise
     with suppress(OSError, AttributeError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     words = [str(os.getpid()), str(told), ",".join(str(int(each)) for each in mask), *command]
