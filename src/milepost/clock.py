@@ -72,6 +72,15 @@ class FakeClock:
         return self.prefix + digits.rjust(16 - len(self.prefix), "0")
 
 
+def draw(clock: Clock) -> float:
+    """Return a number in [0, 1) by chance.
+
+    >>> 0.999 < draw(FakeClock(prefix="f" * 15)) < 1
+    True
+    """
+    return (int(clock.nonce(), 16) >> 11) / 2**53  # all 64 bits could round up to 1
+
+
 def utc_text(wall_ns: int) -> str:
     """Return a wall-clock reading as ISO 8601 in UTC with seconds, e.g. ``2026-11-29T12:04:11Z``."""
     return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

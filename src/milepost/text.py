@@ -1,6 +1,8 @@
-"""Make any text safe to print."""
+"""Make any text safe to print, and say what generations and signals are called."""
 
 from __future__ import annotations
+
+import signal
 
 
 def plain(value: object) -> str:
@@ -21,3 +23,20 @@ def _escape(character: str) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def name_of(number: int) -> str:
+    """Return how a generation is called in every output: ``g000042``."""
+    return f"g{number:06d}"
+
+
+def name_of_signal(number: int) -> str:
+    """Return ``SIGTERM`` and the like; a real-time signal has only its number.
+
+    >>> name_of_signal(15), name_of_signal(40)
+    ('SIGTERM', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

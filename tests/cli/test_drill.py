@@ -150,3 +150,16 @@ def test_the_list_names_every_drill() -> None:
 def test_what_is_asked_for_wrongly_is_said_at_once(arguments: tuple[str, ...], code: int, says: str) -> None:
     result = invoke(*arguments)
     assert (result.exit_code, says in result.stderr) == (code, True), result.output
+
+
+def test_a_command_that_a_signal_without_a_name_ends_is_told_of_all_the_same() -> None:
+    result = invoke("term", "--runs", "1", *command("ends by a signal without a name"))
+    assert result.exit_code == 17, result.output
+    assert "it ended with signal 40" in result.stdout
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_started() -> None:
+    result = invoke("kill9", "--html", "nowhere/page.html", *command())
+    assert result.exit_code == 2
+    assert "nowhere/page.html" in result.output
+    assert not [*Path("../scratch").iterdir()]

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from milepost import errors
+from milepost.lifecycle.stopping import EXIT_CODE
 from milepost.supervise.kinds import KINDS
-from milepost.supervise.policy import REQUEUE
 from tests.docs.test_code_blocks import ROOT, runnable_blocks
 from tests.supervise.attempts import FAILS_AFTER_S, until
 
@@ -165,7 +165,7 @@ def test_a_batch_script_says_what_has_to_be_said(name: str) -> None:
 
 def test_a_job_that_is_told_to_end_saves_and_is_put_back_and_goes_on(cluster: Cluster) -> None:
     script = SCRIPTS["cartpole"]
-    assert cluster.preempted(script) == REQUEUE
+    assert cluster.preempted(script) == EXIT_CODE
     assert cluster.asked == ["scontrol requeue 4711"]
     assert cluster.ran(script, SLURM_RESTART_COUNT="1") == 0
     (first, second) = re.findall(r"attempt (\d+) from step (\d+)", cluster.log)
@@ -176,14 +176,14 @@ def test_a_job_that_is_told_to_end_saves_and_is_put_back_and_goes_on(cluster: Cl
 
 
 def test_a_job_that_was_cancelled_is_not_put_back(cluster: Cluster) -> None:
-    assert cluster.preempted(SCRIPTS["cartpole"], JOB_STATE="COMPLETING") == REQUEUE
+    assert cluster.preempted(SCRIPTS["cartpole"], JOB_STATE="COMPLETING") == EXIT_CODE
     assert cluster.asked == []
     assert "job 4711 is COMPLETING" in cluster.log
 
 
 def test_of_an_array_one_task_is_put_back_with_a_root_of_its_own(cluster: Cluster) -> None:
     task = {"SLURM_ARRAY_JOB_ID": "4704", "SLURM_ARRAY_TASK_ID": "7"}
-    assert cluster.preempted(SCRIPTS["seeds"], **task) == REQUEUE
+    assert cluster.preempted(SCRIPTS["seeds"], **task) == EXIT_CODE
     assert cluster.asked == ["scontrol requeue 4704_7"]
     assert [path.name for path in (cluster.folder / "runs").iterdir()] == ["seed-7"]
 
@@ -196,7 +196,7 @@ def test_outside_of_a_container_without_scontrol_the_script_does_that(cluster: C
     for name in ("milepost", "python"):
         shutil.copy(cluster.programs / name, inside / name)
     cluster.program("apptainer", STANDS_IN.format(f'shift 2\nPATH={inside}:/usr/bin:/bin\nexec "$@"'))
-    assert cluster.preempted(SCRIPTS["contained"], JOB_STATE=state) == REQUEUE
+    assert cluster.preempted(SCRIPTS["contained"], JOB_STATE=state) == EXIT_CODE
     assert cluster.asked == ["scontrol requeue 4711"] * asked
     assert "there is no scontrol" in cluster.log
 
@@ -268,7 +268,7 @@ def final_codes() -> set[int]:
 def test_the_codes_that_end_a_job_are_those_that_a_further_start_does_not_heal() -> None:
     rules = of_yaml(block("yaml"))["spec"]["podFailurePolicy"]["rules"]
     by_action = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule}
-    assert by_action == {"Ignore": [REQUEUE], "FailJob": sorted(final_codes())}
+    assert by_action == {"Ignore": [EXIT_CODE], "FailJob": sorted(final_codes())}
 
 
 def test_the_codes_of_the_page_are_those_of_milepost() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milepost.clock import SystemClock
-from milepost.engine.asked import RESUME, SKIP
+from milepost.engine.supervised import RESUME, SKIP
 from milepost.errors import CorruptError, StoreError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish import quarantine

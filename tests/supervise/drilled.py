@@ -37,6 +37,8 @@ MORE = {
     .replace("< 40", "< 10**9")
     .replace("hold(counters", "threading.Event().wait(0.002); hold(counters"),
     "does not listen": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), stop=False"),
+    "ends by a signal without a name": "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 40))\n"
+    + SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), stop=False"),
     "keeps one": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=1)"),
     "trains to 80": SCRIPTS["exact"].replace("< 40", "< 80"),
     "goes by its whole path": SCRIPTS["exact"].replace("'runs/mine'", "HERE + '/runs/mine'").replace("< 40", "< 80"),

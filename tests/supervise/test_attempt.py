@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from milepost.clock import SystemClock
 from milepost.supervise.attempt import Attempt, Order
 from milepost.supervise.group import adopting, process
 from milepost.supervise.printing import Console
+from milepost.supervise.starting import start
 from tests.supervise.attempts import Told, is_alive, is_there, order_of, over, started, until
 
 
@@ -66,10 +69,22 @@ def test_one_that_does_not_end_within_its_grace_period_is_killed(tmp_path: Path)
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); made('ready'); wait_for_ever()"
     with started(order_of(tmp_path, script, grace_s=0.2), tell=(told := Told())) as attempt:
         until(is_there(tmp_path / "ready"), attempt.poll)
-        attempt.signal(signal.SIGTERM, then_kill=True)
+        attempt.signal(signal.SIGTERM, within_s=0.2)
         end = over(attempt)
     assert (end.signal, end.killed_after_grace) == (signal.SIGKILL, True)
     assert "killed" in told.events
+
+
+def test_one_that_is_asked_again_with_less_time_is_killed_when_that_is_over(tmp_path: Path) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); made('ready'); wait_for_ever()"
+    with started(order_of(tmp_path, script), tell=(told := Told())) as attempt:
+        until(is_there(tmp_path / "ready"), attempt.poll)
+        attempt.signal(signal.SIGTERM, within_s=600.0)
+        attempt.signal(signal.SIGTERM, within_s=0.2)
+        attempt.signal(signal.SIGTERM, within_s=600.0)
+        end = over(attempt)
+    assert (end.signal, end.killed_after_grace) == (signal.SIGKILL, True)
+    assert told.facts[told.events.index("killed")]["grace_s"] == 0.2
 
 
 def test_a_stopped_command_is_woken_so_that_it_can_hear(tmp_path: Path) -> None:
@@ -119,6 +134,39 @@ open({0!r}, 'w').write(str(os.getpid()))
 threading.Event().wait()
 '''
 """
+
+
+def is_open(descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.fstat(descriptor) is not None
+    return False
+
+
+def test_a_start_that_finds_no_descriptor_free_takes_none_away() -> None:
+    free, before = [each for each in range(1000) if not is_open(each)], resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[2] + 1, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            start(("true",), {}, None, ())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not any(map(is_open, free))
+
+
+def test_one_that_cannot_be_seen_is_not_taken_for_one_that_has_ended(tmp_path: Path) -> None:
+    script = CHILD + ESCAPES["in its group"] + "\nwhile not (Path('hidden').exists() and Path('hidden').read_text()): pass\n"
+    with started(order_of(tmp_path, script, linger_s=0.1)) as attempt:
+        pid = int(until(is_there(tmp_path / "hidden"), attempt.poll) and (tmp_path / "hidden").read_text())
+        os.waitid(os.P_PID, attempt.pid, os.WEXITED | os.WNOWAIT)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            seen = [attempt.poll() or attempt.beats for _ in range(5)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert seen == [{}] * 5
+        over(attempt)
+    assert process(pid) is None
 
 
 @pytest.mark.parametrize("way", ESCAPES)

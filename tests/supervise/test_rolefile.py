@@ -113,6 +113,10 @@ A = '[role.a]\ncmd = "true"\n'
         (A + "[role.a.env]\nN = 1", 'line 3, role a, env: N is to be text: write N = "1"'),
         (A + 'env = { "A-B" = "1" }', 'line 3, role a, env: "A-B" is not the name of an environment variable'),
         (A + 'env.MILEPOST_ATTEMPT = "3"', "line 3, role a, env: MILEPOST_ATTEMPT is set by milepost up itself"),
+        (A + 'env.MILEPOST_STOP = "0"', "line 3, role a, env: MILEPOST_STOP is set by milepost up itself"),
+        (A + 'env.MILEPOST_SKIP = "a:1"', "line 3, role a, env: MILEPOST_SKIP is set by milepost up itself"),
+        (A + 'grace = "0s"', 'line 3, role a, grace: "0s" is no time at all: it is to be above 0'),
+        (A + "hang_after = 0", "line 3, role a, hang_after: 0 is no time at all: it is to be above 0"),
         (A + 'ranks = 2\nenv.RANK = "3"', "line 4, role a, env: RANK is set by milepost up itself"),
         (
             A + "count = 2\nranks = 2",

@@ -289,3 +289,16 @@ def test_one_that_was_stopped_itself_hears_what_came_meanwhile(tmp_path: Path) -
         run.hears("SIGTERM: passed on")
         (tmp_path / "go").touch()
         assert run.ends() == 75, run.said()
+
+
+def test_a_grace_in_the_environment_that_is_none_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILEPOST_GRACE", "0")
+    done = subprocess.run([*MILEPOST, "run", "--", "true"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "MILEPOST_GRACE is not a length of time above 0" in done.stderr
+
+
+def test_what_supervises_does_not_import_what_trains() -> None:
+    # numpy would cost each start a tenth of a second, and bring threads that hear signals.
+    script = "import sys, milepost.cli.run, milepost.cli.up; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -280,3 +280,27 @@ def test_an_engine_that_was_closed_is_no_longer_waited_for() -> None:
     pulse = Pulse(5.0)
     assert looks(pulse, {"a": 1}, {"a": 1}, {}, *[{}] * 100)[2:] == ["unknown"] * 101
     assert pulse.look({"b": 1}, 200 * 10**9) == "beating"
+
+
+def test_a_job_that_is_told_to_end_while_it_waits_to_start_again_is_put_back(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def put_back() -> str:
+        asked.append("again")
+        return "SLURM was asked"
+
+    def terms(seconds: float) -> int | None:
+        return None if seconds == POLL_S else signal.SIGTERM
+
+    told = Told()
+    outcome, _ = kept_running(tmp_path, "sys.exit(1)", hears=terms, told=told, requeue=put_back)
+    assert (outcome.exit_code, asked) == (75, ["again"])
+    assert outcome.why == "SIGTERM came before it was started again; SLURM was asked"
+
+
+def test_a_ctrl_c_while_it_waits_to_start_again_puts_nothing_back(tmp_path: Path) -> None:
+    def interrupts(seconds: float) -> int | None:
+        return None if seconds == POLL_S else signal.SIGINT
+
+    outcome, _ = kept_running(tmp_path, "sys.exit(1)", hears=interrupts, told=Told(), requeue=lambda: "SLURM was asked")
+    assert (outcome.exit_code, outcome.why) == (130, "SIGINT came before it was started again")

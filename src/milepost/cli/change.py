@@ -7,11 +7,12 @@ import click
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
 from milepost.cli.progress import progress
-from milepost.cli.refs import name_of, numbered, resolve
+from milepost.cli.refs import numbered, resolve
 from milepost.cli.text import plain
 from milepost.errors import NotFoundError
 from milepost.publish import pins
 from milepost.publish.view import read
+from milepost.text import name_of
 
 _take_over = click.option(
     "--take-over", is_flag=True, help="Claim the run from a process that holds its lock; that process can save no more."

@@ -11,7 +11,7 @@ import click
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
 from milepost.cli.progress import progress
-from milepost.cli.refs import name_of, numbered, resolve
+from milepost.cli.refs import numbered, resolve
 from milepost.cli.text import plain, size
 from milepost.clock import SystemClock
 from milepost.lifecycle import subset
@@ -19,6 +19,7 @@ from milepost.lifecycle.verify import GenerationReport, Problem, Report, blobs_o
 from milepost.lifecycle.verify import verify as check
 from milepost.publish import quarantine
 from milepost.publish.view import View, read
+from milepost.text import name_of
 
 CORRUPT = 13
 NOTHING_VALID = 14

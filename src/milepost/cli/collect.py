@@ -11,7 +11,7 @@ import click
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
 from milepost.cli.progress import progress
-from milepost.cli.refs import name_of, recorded_rule
+from milepost.cli.refs import recorded_rule
 from milepost.cli.text import counted, plain, size, table
 from milepost.clock import SystemClock
 from milepost.lifecycle.collect import Leftover, Plan, plan_of
@@ -19,6 +19,7 @@ from milepost.lifecycle.retain import Keep, rank
 from milepost.publish import layout
 from milepost.publish.view import View, read
 from milepost.store.base import Store
+from milepost.text import name_of
 
 if TYPE_CHECKING:
     from milepost.engine.collecting import Collected

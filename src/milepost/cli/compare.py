@@ -9,7 +9,7 @@ import click
 
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
-from milepost.cli.refs import name_of, resolve
+from milepost.cli.refs import resolve
 from milepost.cli.text import plain, size, table
 from milepost.lifecycle.diff import ComponentDiff, Diff
 from milepost.lifecycle.diff import diff as compare
@@ -17,6 +17,7 @@ from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import read
 from milepost.records import Manifest
+from milepost.text import name_of
 
 DIFFERENT = 1
 

@@ -12,10 +12,10 @@ import math
 from typing import Any, TypeAlias
 
 from milepost.cli.failure import SCHEMA_VERSION
-from milepost.cli.refs import name_of
 from milepost.clock import utc_text
 from milepost.publish.view import View
 from milepost.records import ComponentRecord, Manifest, Metric, Summary
+from milepost.text import name_of
 
 Document: TypeAlias = dict[str, Any]
 

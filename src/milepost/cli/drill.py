@@ -6,8 +6,9 @@ import dataclasses
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -52,11 +53,11 @@ _COUNT = click.IntRange(1, 1000)
 @click.option("--disk", metavar="DIRECTORY", help="An empty file system that diskfull may fill; else it makes one.")
 @click.option("--here", is_flag=True, help="Run it in this directory, not in an empty one.")
 @click.option("--keep", is_flag=True, help="Keep the scratch directory, and say where it is.")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write a page with pictures, too.")
+@click.option("--html", type=click.File("w", encoding="utf-8", lazy=False), help="Write a page with pictures, too.")
 @click.option("--list", "as_list", is_flag=True, help="Say which drills there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
-def drill(drill: str | None, command: tuple[str, ...], as_list: bool, html_file: str | None, keep: bool, **options: Any) -> int:
+def drill(drill: str | None, command: tuple[str, ...], as_list: bool, html: IO[str] | None, keep: bool, **options: Any) -> int:
     """Strike a copy of a run, and tell what is lost: milepost drill kill9 --root runs/ppo -- python train.py
 
     Runs COMMAND undisturbed, and then RUNS times more, each struck once at a moment drawn by chance, and recovered. All of
@@ -70,28 +71,24 @@ def drill(drill: str | None, command: tuple[str, ...], as_list: bool, html_file:
         return 0
     if drill is None:
         raise UsageError("no drill was named", kind="no-drill", hint="milepost drill --list has them")
-    return _drill(drill, command, html_file, keep=keep, **options)
+    return _drill(drill, command, html, keep=keep, **options)
 
 
-def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: bool, as_json: bool, **options: Any) -> int:
+def _drill(verb: Any, command: tuple[str, ...], html: IO[str] | None, *, keep: bool, as_json: bool, **options: Any) -> int:
     from milepost.supervise import small_disk
     from milepost.supervise.drill_scratch import scratch
 
     if verb == "diskfull" and not options["disk"]:
         small_disk.enter()  # before anything that starts threads is imported
-    from milepost.clock import SystemClock
+    from milepost.clock import SystemClock, draw
     from milepost.supervise.drill import drill
     from milepost.supervise.drill_run import Bench
 
     request = _request(verb, command, **options)
     with scratch(keep=keep) as folder, _ended_by_signals():
         clock = SystemClock()
-        bench = Bench(folder, clock, threading.Event().wait, _tell, lambda: int(clock.nonce(), 16) / 2**64)
+        bench = Bench(folder, clock, threading.Event().wait, _tell, partial(draw, clock))
         verdict = drill(request, bench)
-        if html_file is not None:
-            from milepost.supervise.drill_page import page
-
-            Path(html_file).write_text(page(verdict, [*_lines(verdict)], [*_meaning(verdict)]), encoding="utf-8")
         if as_json:
             from milepost.cli import document
 
@@ -100,6 +97,10 @@ def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: 
             click.echo("\n".join((*_lines(verdict), *_meaning(verdict))))
         if keep:
             click.echo(f"kept: {folder}", err=True)
+        if html is not None:
+            from milepost.supervise.drill_page import page
+
+            html.write(page(verdict, [*_lines(verdict)], [*_meaning(verdict)]))
     return _CODES[verdict.outcome]
 
 

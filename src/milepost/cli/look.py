@@ -8,7 +8,7 @@ import click
 
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
-from milepost.cli.refs import name_of, resolve
+from milepost.cli.refs import resolve
 from milepost.cli.standing import state_of, states_of, tags_of
 from milepost.cli.text import duration, number, plain, size, table
 from milepost.clock import SystemClock, utc_text
@@ -16,6 +16,7 @@ from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.view import View, read
 from milepost.records import Manifest, Summary
+from milepost.text import name_of
 
 _HEAD = ("GEN", "STEP", "AGE", "SIZE", "NEW", "STATE", "METRICS", "TAGS")
 _METRICS = 3

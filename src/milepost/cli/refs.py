@@ -9,6 +9,7 @@ from milepost.errors import NotFoundError, UsageError
 from milepost.lifecycle.retain import originals, rank
 from milepost.publish.view import View
 from milepost.records import Summary
+from milepost.text import name_of
 
 FORMS = "latest, latest~2, best, best:METRIC, best:METRIC:min, @STEP, g000042 or 42"
 
@@ -17,11 +18,6 @@ _NUMBER = re.compile(r"g?0*(\d{1,18})$")
 _BACK = re.compile(r"(.+)~(\d{1,18})$")
 _STEP = re.compile(r"@(\d[\d_,]{0,30})$")
 _BEST = re.compile(r"best(?::(.+?)(?::(min|max))?)?$")
-
-
-def name_of(number: int) -> str:
-    """Return how a generation is called in every output: ``g000042``."""
-    return f"g{number:06d}"
 
 
 def numbered(ref: str) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,9 @@ from milepost.cli import document
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
+from milepost.lifecycle.grace import grace_here
+from milepost.lifecycle.stopping import GRACE_S
+from milepost.supervise.attempt import folder_of_attempts
 from milepost.supervise.beating import Pulse
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
@@ -25,8 +27,25 @@ from milepost.supervise.requeue import MOST, requeue
 from milepost.supervise.running import Bench, Outcome, Report, Request
 from milepost.supervise.running import run as keep_running
 
-_GRACE_S = 30.0
 _FOREVER = "-1: without limit."
+
+backoff_option = click.option(
+    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait before a start, growing from .. to."
+)
+requeue_option = click.option(
+    "--requeue",
+    "when",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="auto: in a SLURM job, ask for another start of it; everywhere, exit code 75 says so.",
+)
+log_option = click.option(
+    "--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines."
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document."
+)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -44,25 +63,16 @@ _FOREVER = "-1: without limit."
 @click.option(
     "--max-preemptions", type=click.IntRange(-1), default=-1, show_default=True, help=f"So often after preemptions. {_FOREVER}"
 )
-@click.option(
-    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait before a start, growing from .. to."
-)
+@backoff_option
 @click.option("--grace", metavar="TIME", default="auto", help="What SIGTERM leaves. Else MILEPOST_GRACE, else 30s.")
 @click.option(
     "--hang-after", metavar="TIME", default="auto", help="No safe point for so long is a hang; or off. [default: by its own]"
 )
 @click.option("--notice", metavar="WHERE", help="Where preemption is announced: a path, a URL, ec2, gcp, azure.")
 @click.option("--limit", metavar="TIME", help="Have it save and leave after so long.")
-@click.option(
-    "--requeue",
-    "when",
-    type=click.Choice(["auto", "none"]),
-    default="auto",
-    show_default=True,
-    help="auto: in a SLURM job, ask for another start of it; everywhere, exit code 75 says so.",
-)
-@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines.")
-@click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document.")
+@requeue_option
+@log_option
+@json_option
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
 def run(
     command: tuple[str, ...],
@@ -99,9 +109,9 @@ def run(
     )
     clock, console = SystemClock(), Console()
     journal = Journal(console, clock, log, as_json=as_json)
-    with Hearing(for_good=bool((click.get_current_context().obj or {}).get("is_a_program"))) as ear:
+    with Hearing(for_good=is_a_program()) as ear:
         try:
-            bench = Bench(clock, ear, console, journal, folder_of_attempts(), OomKills().grown)
+            bench = Bench(clock, ear, console, journal, folder_of_attempts("run"), OomKills().grown)
             if when == "auto":
                 bench.requeue = partial(requeue, os.environ, most=MOST if max_preemptions < 0 else max_preemptions)
             outcome = keep_running(request, bench)
@@ -137,10 +147,9 @@ def open_what_is_closed() -> None:
                 os.close(nothing)
 
 
-def folder_of_attempts() -> Path:
-    """Return a new directory: within that of an outer run, so that it knows whose processes these are."""
-    outer = os.environ.get("MILEPOST_SUPERVISED")
-    return Path(tempfile.mkdtemp(prefix="milepost-run-", dir=outer if outer and os.path.isdir(outer) else None))
+def is_a_program() -> bool:
+    """Return whether this process does nothing else, and ends afterwards."""
+    return bool((click.get_current_context().obj or {}).get("is_a_program"))
 
 
 def backoff_of(text: str) -> tuple[float, float]:
@@ -155,7 +164,10 @@ def backoff_of(text: str) -> tuple[float, float]:
 
 
 def _grace(text: str) -> float:
-    seconds = seconds_of(os.environ.get("MILEPOST_GRACE") or _GRACE_S) if text == "auto" else seconds_of(text)
+    if text == "auto":
+        told = grace_here(None)
+        return told.grace_s if told is not None else GRACE_S
+    seconds = seconds_of(text)
     if seconds <= 0:
         raise UsageError("a grace period is above 0", kind="bad-setting", hint="--grace 90s", grace=text)
     return seconds

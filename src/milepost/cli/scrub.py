@@ -12,11 +12,11 @@ from milepost.cli import document
 from milepost.cli.check import CORRUPT
 from milepost.cli.options import open_store, verb
 from milepost.cli.progress import progress
-from milepost.cli.refs import name_of
 from milepost.cli.text import counted, plain, size
 from milepost.clock import SystemClock
 from milepost.lifecycle.amounts import bytes_of, seconds_of
 from milepost.lifecycle.scrub import Pace, Scrub, ScrubReport
+from milepost.text import name_of
 
 
 @verb

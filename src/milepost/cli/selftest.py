@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from milepost.cli import document
-from milepost.cli.refs import name_of
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
 from milepost.lifecycle.amounts import seconds_of
@@ -22,6 +21,7 @@ from milepost.supervise.advice import advice
 from milepost.supervise.judging import Comparison, Parting
 from milepost.supervise.selftest import Bench, Request, Verdict
 from milepost.supervise.selftest import selftest as prove
+from milepost.text import name_of
 
 NOT_EXACT, NOT_DETERMINISTIC, NOTHING_PROVEN, FAILED = 20, 21, 22, 23
 

@@ -11,18 +11,28 @@ from typing import Any
 import click
 
 from milepost.cli import document
-from milepost.cli.run import backoff_of, check_the_system, open_what_is_closed
+from milepost.cli.run import (
+    backoff_of,
+    backoff_option,
+    check_the_system,
+    is_a_program,
+    json_option,
+    log_option,
+    open_what_is_closed,
+    requeue_option,
+)
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
+from milepost.lifecycle.stopping import EXIT_CODE
 from milepost.supervise.control import CONTROL, ControlLock, ask, error_of
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
 from milepost.supervise.launching import launched
 from milepost.supervise.orders import Look, Order, RestartAll, RestartRole, RestartWorker
 from milepost.supervise.pipeline import PipelineEnd
-from milepost.supervise.policy import REQUEUE, Limits
+from milepost.supervise.policy import Limits
 from milepost.supervise.printing import Console
 from milepost.supervise.requeue import requeue
 from milepost.supervise.rolefile import read_plan
@@ -44,19 +54,10 @@ _control = click.option(
 @click.argument("pipeline", type=click.Path(path_type=Path), default=_FILE)
 @click.option("--check", is_flag=True, help="Read the file, show in which order roles start and how they end, start nothing.")
 @click.option("--control", type=click.Path(path_type=Path), help="Take orders at this socket. Else at the file's name + .sock.")
-@click.option(
-    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait before a restart, growing from .. to."
-)
-@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines.")
-@click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document.")
-@click.option(
-    "--requeue",
-    "when",
-    type=click.Choice(["auto", "none"]),
-    default="auto",
-    show_default=True,
-    help="auto: in a SLURM job, ask for another start of it; everywhere, exit code 75 says so.",
-)
+@backoff_option
+@log_option
+@json_option
+@requeue_option
 @_verbose
 def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Path | None, as_json: bool, when: str) -> int:
     """Run the roles of a pipeline: milepost up pipeline.toml
@@ -75,16 +76,24 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     open_what_is_closed()
     path = Path(os.path.abspath(control or f"{pipeline}.sock"))
     clock, console = SystemClock(), Console()
-    with ControlLock(path, clock), Hearing(for_good=_is_a_program()) as ear:
+    with ControlLock(path, clock), Hearing(for_good=is_a_program()) as ear:
         journal = Journal(console, clock, log, as_json=as_json, name="up")
         try:
             limits = Limits(backoff_s=backoff_of(backoff))
-            settings: dict[str, Any] = {"clock": clock, "console": console, "tell": journal, "ear": ear, "limits": limits}
-            with launched(plan, control=path, **settings, is_a_program=_is_a_program()) as there:
+            with launched(
+                plan,
+                control=path,
+                clock=clock,
+                console=console,
+                tell=journal,
+                ear=ear,
+                limits=limits,
+                is_a_program=is_a_program(),
+            ) as there:
                 journal("up", f"{_summary(plan)}; orders: {path}", control=str(path))
                 end = there.run()
             _tell(end, journal)
-            if end.exit_code == REQUEUE and when == "auto" and (said := requeue(os.environ)):
+            if end.exit_code == EXIT_CODE and when == "auto" and (said := requeue(os.environ)):
                 journal("requeue", said)
         finally:
             journal.close()
@@ -94,10 +103,6 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     if end.error is not None:
         raise end.error
     return end.exit_code
-
-
-def _is_a_program() -> bool:
-    return bool((click.get_current_context().obj or {}).get("is_a_program"))
 
 
 def _tell(end: PipelineEnd, journal: Journal) -> None:

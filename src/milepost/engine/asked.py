@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from milepost.clock import utc_text
 from milepost.engine.session import Session
+from milepost.engine.supervised import RESUME, SKIP
 from milepost.errors import StoreError, UsageError
 from milepost.publish import quarantine
 from milepost.publish.term import Claim
@@ -21,10 +22,8 @@ from milepost.records import QuarantineMark
 
 log = logging.getLogger("milepost")
 
-RESUME = "MILEPOST_RESUME"
-SKIP = "MILEPOST_SKIP"
 _PAIR = re.compile(r"(\w+):0*([1-9]\d{0,17})", re.ASCII)
-_REASON = "loading it killed the process: passed over by MILEPOST_SKIP"
+_REASON = f"loading it killed the process: passed over by {SKIP}"
 
 _heads: dict[tuple[str, str], int] = {}
 """The head of a run as this process first found it, by root and run."""

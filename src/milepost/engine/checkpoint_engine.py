@@ -29,9 +29,10 @@ from milepost.engine.saving import Saving
 from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.engine.settings import WriterKind, check_settings, whole
-from milepost.engine.stopping import Stops, grace_here, settings_of
+from milepost.engine.stopping import Stops, settings_of
 from milepost.errors import MilepostError
 from milepost.lifecycle.budget import Overhead
+from milepost.lifecycle.grace import grace_here
 from milepost.lifecycle.recover import Which
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.stopping import EXIT_CODE, Stop, StopBy

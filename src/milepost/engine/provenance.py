@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from milepost.engine.redact import without_secrets
+from milepost.engine.supervised import ATTEMPT
 from milepost.errors import UsageError
 from milepost.publish.term import Identity
 from milepost.records import Provenance
@@ -55,9 +56,9 @@ def provenance(who: Identity, incarnation: str) -> Provenance:
 
 def attempt() -> int:
     """Return which start of the run this is: 1 + the restarts by ``milepost run``."""
-    text = os.environ.get("MILEPOST_ATTEMPT", "1")
+    text = os.environ.get(ATTEMPT, "1")
     if not text.isdigit() or int(text) < 1:
-        raise UsageError("MILEPOST_ATTEMPT is not a number of at least 1", kind="bad-environment", hint="unset it", value=text)
+        raise UsageError(f"{ATTEMPT} is not a number of at least 1", kind="bad-environment", hint="unset it", value=text)
     return int(text)
 
 

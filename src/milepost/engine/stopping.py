@@ -19,7 +19,7 @@ from milepost.engine.saving import Saving
 from milepost.engine.session import Session
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
-from milepost.lifecycle.grace import Grace, grace_of
+from milepost.lifecycle.grace import Grace
 from milepost.lifecycle.stopping import (
     EXIT_CODE,
     GRACE_S,
@@ -37,8 +37,6 @@ from milepost.records import Summary
 
 log = logging.getLogger("milepost")
 
-SWITCH = "MILEPOST_STOP"
-GRACE = "MILEPOST_GRACE"
 GROUP = "milepost.stop"
 _CALM_NS = 10**9
 """For how long at most it is not looked at again how much time is left."""
@@ -61,7 +59,7 @@ Listen = Callable[[Stop, Any], Listening]
 
 def settings_of(stop: Stop | bool | None, grace: Grace | None) -> Stop | None:
     """Return what to listen to, with a ``grace`` in seconds; None: to nothing. Raises `UsageError` (kind ``bad-setting``)."""
-    wanted: object = os.environ.get(SWITCH) == "1" if stop is None else stop
+    wanted: object = os.environ.get(supervised.STOP) == "1" if stop is None else stop
     if isinstance(wanted, bool):
         wanted = Stop() if wanted else None
     if wanted is None:
@@ -71,19 +69,6 @@ def settings_of(stop: Stop | bool | None, grace: Grace | None) -> Stop | None:
         raise UsageError("an engine cannot be stopped like that", kind="bad-setting", hint=hint, stop=wanted)
     seconds = seconds_of(wanted.grace) if wanted.grace is not None else grace.grace_s if grace else GRACE_S
     return dataclasses.replace(wanted, grace=seconds)
-
-
-def grace_here(setting: str | float | None) -> Grace | None:
-    """Return the grace period that an engine was given, or else the environment (``MILEPOST_GRACE``)."""
-    text = os.environ.get(GRACE)
-    if setting is not None or not text:
-        return grace_of(setting)
-    try:
-        return grace_of(text)
-    except UsageError as error:
-        raise UsageError(
-            f"{GRACE} is not a length of time above 0", kind="bad-environment", hint='like "30s" or "2m"; or unset it', value=text
-        ) from error
 
 
 def listener() -> Listen:

@@ -1,23 +1,31 @@
-"""Leave word in the folder of a supervised attempt (``MILEPOST_SUPERVISED``): small records, visible at once or not at all."""
+"""Leave word in the folder of a supervised attempt (``MILEPOST_SUPERVISED``), and read it: small records, visible at once."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from milepost.store.posix import Posix
 
-VARIABLE = "MILEPOST_SUPERVISED"
+ATTEMPT, STOP, SUPERVISED = "MILEPOST_ATTEMPT", "MILEPOST_STOP", "MILEPOST_SUPERVISED"
+NOTICE, STOP_AT, RESUME, SKIP = "MILEPOST_NOTICE", "MILEPOST_STOP_AT", "MILEPOST_RESUME", "MILEPOST_SKIP"
+
+T = TypeVar("T")
+
+_MOST_BYTES = 1 << 20
 
 log = logging.getLogger("milepost")
 
 
 def folder() -> str | None:
     """Return the folder of this attempt, or None where nobody supervises."""
-    return os.environ.get(VARIABLE) or None
+    return os.environ.get(SUPERVISED) or None
 
 
 def leave_record(folder: str, name: str, facts: object) -> bool:
@@ -42,3 +50,22 @@ def leave_record(folder: str, name: str, facts: object) -> bool:
         log.warning("%s.json could not be left for whoever supervises this run: %s", path, error)
         return False
     return True
+
+
+def files_in(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
+    """Return the files of an attempt's folder; none where nobody can look into it: no descriptor is free, say."""
+    try:
+        return sorted(Path(folder).glob(pattern))
+    except OSError:
+        return []
+
+
+def read_records(folder: str | os.PathLike[str], name: str, kind: type[T]) -> Iterator[T]:
+    """Yield what the processes of an attempt have left as ``<name>-<pid>.json``. What cannot be read is passed over."""
+    for path in files_in(folder, f"{name}-*.json"):
+        try:
+            with open(path, "rb") as file:
+                data = file.read(_MOST_BYTES)
+            yield msgspec.json.decode(data, type=kind)
+        except (OSError, msgspec.DecodeError):
+            continue

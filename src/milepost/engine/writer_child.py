@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from milepost.store.base import Guard
 from milepost.store.local import LocalStore
 from milepost.store.lock import FileGuard
 from milepost.store.process import Writer, process_start_time
+from milepost.text import name_of_signal
 
 log = logging.getLogger("milepost")
 
@@ -143,7 +143,7 @@ class WriterChild:
         forks.untell(self._forget)
         complaint = self._complaints.end().decode(errors="replace").strip()
         self._close()
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how = f"was killed by {name_of_signal(-status)}" if status < 0 else f"ended with status {status}"
         return f"{how}: {complaint}" if complaint else how
 
     def _forget(self) -> None:

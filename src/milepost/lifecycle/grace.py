@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.costs import RECENT
+
+GRACE = "MILEPOST_GRACE"
 
 
 class Grace:
@@ -46,3 +49,16 @@ def grace_of(setting: str | float | None) -> Grace | None:
         hint = 'grace="30s": what your platform leaves between its notice and the kill, less what a save takes'
         raise UsageError("a grace period is a length of time", kind="bad-setting", hint=hint, grace=setting)
     return Grace(seconds)
+
+
+def grace_here(setting: str | float | None) -> Grace | None:
+    """Return the grace period that was given, or else that of the environment (``MILEPOST_GRACE``)."""
+    text = os.environ.get(GRACE)
+    if setting is not None or not text:
+        return grace_of(setting)
+    try:
+        return grace_of(text)
+    except UsageError as error:
+        raise UsageError(
+            f"{GRACE} is not a length of time above 0", kind="bad-environment", hint='like "30s" or "2m"; or unset it', value=text
+        ) from error

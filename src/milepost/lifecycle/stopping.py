@@ -21,6 +21,8 @@ Decision: TypeAlias = Literal["train", "save", "leave", "leave-essential"]
 
 EXIT_CODE = 75
 """What a process ends with that has saved and is to be started again (``EX_TEMPFAIL``)."""
+INTERRUPTED = 130
+"""What a process ends with after a Ctrl-C."""
 GRACE_S = 30.0
 """What is left after a signal where nobody says: Kubernetes', torchrun's and Docker's common answer, or more than it."""
 _RATE = 32 << 20

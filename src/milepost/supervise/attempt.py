@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,19 +16,20 @@ from pathlib import Path
 from typing import Protocol
 
 from milepost.clock import Clock, utc_text
+from milepost.engine import supervised
 from milepost.engine.beats import Beats
 from milepost.store.lock import LONGEST_DEADLINE_S
 from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
 from milepost.supervise.causes import End
-from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
 from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process, processes
 from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
-from milepost.supervise.starting import name_of_signal, start, status_of
+from milepost.supervise.starting import start, status_of
 from milepost.supervise.torchrun import error_file
-from milepost.supervise.wording import name_of, shown
+from milepost.supervise.wording import shown
+from milepost.text import name_of
 
 LOOK_S = 1.0
 _STUCK_S = 30.0
@@ -78,7 +80,11 @@ class Attempt:
     ) -> None:
         self.order, self._clock, self._tell = order, clock, tell
         order.folder.mkdir(parents=True)
-        environment = {**order.environment, SUPERVISED: str(order.folder), **error_file(order.environment, order.folder)}
+        environment = {
+            **order.environment,
+            supervised.SUPERVISED: str(order.folder),
+            **error_file(order.environment, order.folder),
+        }
         self._oom_kills, self._oom_before = oom_kills, oom_kills()
         self._began, self._began_ns = utc_text(clock.wall_ns()), clock.monotonic_ns()
         self._process, reading = start(order.command, environment, order.cwd, order.mask, stdout_too=order.stdout_too)
@@ -91,6 +97,7 @@ class Attempt:
         self._forwarded: list[int] = []
         self._resumed: set[str] = set()
         self._kill_ns: int | None = None
+        self._grace_s = order.grace_s
         self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = self._is_stuck = False
         self._stacks: Stacks | None = None
         self._status: tuple[int | None, int | None] | None = None
@@ -111,11 +118,6 @@ class Attempt:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     @property
-    def is_running(self) -> bool:
-        """Say whether its first process had not ended at the last look."""
-        return self._status is None
-
-    @property
     def beats(self) -> dict[str, Beats]:
         """Return what each engine in it has said last, by a name that stays."""
         return beats_of(self.order.folder)
@@ -125,17 +127,17 @@ class Attempt:
         """Return the newest generation of each root that it has named; known once `poll` has returned its end."""
         return self._question.answer if self._question is not None else ()
 
-    def signal(self, number: int, *, then_kill: bool = False) -> None:
+    def signal(self, number: int, *, within_s: float | None = None) -> None:
         """Pass a signal on to its first process alone: env workers must not die before the trainer has saved.
 
-        ``then_kill``: once the grace period is over, it is killed.
+        ``within_s``: after that it is killed. Asked again with less, it has less.
         """
         if self._status is not None:
             return
         self._forwarded.append(number)
         self._send(number)
-        if then_kill:
-            self._kill_in(self.order.grace_s)
+        if within_s is not None:
+            self._kill_in(within_s)
 
     def kill(self) -> None:
         """Kill all of it at once, a writer that still publishes included."""
@@ -160,7 +162,8 @@ class Attempt:
 
     def _kill_in(self, seconds: float) -> None:
         at_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
-        self._kill_ns = at_ns if self._kill_ns is None else min(at_ns, self._kill_ns)
+        if self._kill_ns is None or at_ns < self._kill_ns:
+            self._kill_ns, self._grace_s = at_ns, seconds
 
     def _has_ended(self, now_ns: int) -> bool:
         if self._status is None:
@@ -177,7 +180,7 @@ class Attempt:
             return
         if not self._killed_after_grace:
             self._killed_after_grace = True
-            self._tell("killed", "the grace period is over: killed", grace_s=self.order.grace_s)
+            self._tell("killed", "the grace period is over: killed", grace_s=self._grace_s)
             os.kill(self.pid, signal.SIGKILL)
         elif not self._is_stuck and (now_ns - self._kill_ns) / 1e9 >= _STUCK_S:
             self._is_stuck = True
@@ -229,10 +232,9 @@ class Attempt:
 
     def _is_alone_now(self, now_ns: int) -> bool:
         """Have all that it left behind end, and return whether it has: by itself, so that it can clear up, then by SIGKILL."""
-        left = self._group.left()
+        left, since_s = self._group.left(), (now_ns - self._ended_ns) / 1e9
         if not left:
-            return True
-        since_s = (now_ns - self._ended_ns) / 1e9
+            return left is not None or since_s >= _STUCK_S
         if self._at_once:
             kill(left)
         writers = [each for each in left if is_a_writer(each)]
@@ -275,8 +277,7 @@ class Attempt:
         self._process.wait()
         assert self._status is not None
         code, number = self._status
-        return end_of(
-            self.order.folder,
+        seen = End(
             code,
             number,
             forwarded=tuple(self._forwarded),
@@ -289,12 +290,13 @@ class Attempt:
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )
+        return end_of(self.order.folder, seen)
 
-    def __str__(self) -> str:
-        if self._status is None:
-            return f"pid {self.pid}"
-        code, number = self._status
-        return f"killed by {name_of_signal(number)}" if number is not None else f"exit code {code}"
+
+def folder_of_attempts(name: str) -> Path:
+    """Return a new directory: within that of an outer run, so that it knows whose processes these are."""
+    outer = supervised.folder()
+    return Path(tempfile.mkdtemp(prefix=f"milepost-{name}-", dir=outer if outer and os.path.isdir(outer) else None))
 
 
 def forget(folder: Path) -> None:

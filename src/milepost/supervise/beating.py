@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
-
-import msgspec
+from typing import Literal, TypeAlias
 
 from milepost.engine import beats
 from milepost.engine.beats import Beats
+from milepost.engine.supervised import files_in, read_records
 from milepost.store.process import process_start_time
 from milepost.supervise.causes import StoppedRecord
 
-T = TypeVar("T")
 Life: TypeAlias = Literal["unknown", "beating", "suspect", "hung"]
 
 LEAST_S, LEAST_AT_FIRST_S = 600.0, 3600.0
@@ -89,7 +87,7 @@ class Pulse:
 
 def beats_of(folder: Path) -> dict[str, Beats]:
     """Return the last beat of each engine, by the name of its file."""
-    found = ((path.name, beats.read(path)) for path in sorted(folder.glob("beat-*")))
+    found = ((path.name, beats.read(path)) for path in files_in(folder, "beat-*"))
     return {name: each for name, each in found if each is not None}
 
 
@@ -107,12 +105,4 @@ def trains(found: Mapping[str, Beats]) -> bool:
 
 def stopped_of(folder: Path) -> StoppedRecord | None:
     """Return how an engine of this attempt left when it was told to; of several the first that can be read."""
-    return next(_decoded(sorted(folder.glob("stopped-*.json")), StoppedRecord), None)
-
-
-def _decoded(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:
-    for path in paths:
-        try:
-            yield msgspec.json.decode(path.read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError):
-            continue
+    return next(read_records(folder, "stopped", StoppedRecord), None)

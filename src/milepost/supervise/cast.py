@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
-from milepost.clock import Clock
+from milepost.clock import Clock, draw
 from milepost.errors import UsageError
 from milepost.supervise.attempt import Tell
 from milepost.supervise.causes import End
@@ -48,8 +49,6 @@ class Cast:
         done = self.done
         return frozenset(role.name for role in self.plan.roles if done.issuperset(role.places))
 
-    # --- what is to become of whom -------------------------------------------------------------------------------------
-
     def restart(self, places: Iterable[Place], why: str, wait_ns: int = 0, lost: Place | None = None) -> None:
         """Let these start again, together, as soon as none of them runs any more. ``lost``: the one that fell."""
         together = frozenset(places)
@@ -79,8 +78,6 @@ class Cast:
             if member.running is not None:
                 member.is_asked, member.is_ready = True, False
                 member.running.kill()
-
-    # --- what happens --------------------------------------------------------------------------------------------------
 
     def take_ends(self) -> Iterator[tuple[Member, End]]:
         """Look after all that run, and yield those that have ended."""
@@ -186,7 +183,7 @@ class Cast:
             infrastructure=role.max_infrastructure,
             preemptions=role.max_preemptions,
         )
-        return Policy(own, lambda: int(self._clock.nonce(), 16) / 2**64)
+        return Policy(own, partial(draw, self._clock))
 
     def tell(self, event: str, member: Member, text: str, **facts: object) -> None:
         """Tell of one process."""

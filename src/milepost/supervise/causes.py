@@ -12,6 +12,8 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from milepost.engine.supervised import STOP_AT
+from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.records import FaultKind
 from milepost.supervise.failure_record import FailureRecord
 from milepost.supervise.kinds import KINDS, Budget
@@ -28,6 +30,7 @@ from milepost.supervise.symptoms import (
     symptom,
 )
 from milepost.supervise.torchrun import exit_of_the_first
+from milepost.text import name_of_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,6 @@ _ERRNOS = {
     ),
     **dict.fromkeys((errno.EPIPE, errno.ENETRESET, errno.ENOTCONN, errno.EHOSTDOWN), "connection"),
 }
-_BY_ITSELF = 75
 _BENEATH = ("device-memory", "device-assert", "device", "nccl", "disk-full", "stale", "read-only", "memory", "connection", "io")
 """What may be the cause of another exception and decides then; a missing module, say, is tried and caught all the time."""
 _WRAPPERS = ("ChildFailedError", "SignalException")
@@ -209,13 +211,13 @@ def _of_a_stop(stopped: StoppedRecord) -> Found | None:
     """Return why it left; None if the program itself chose another exit code: then that is what it wants to say."""
     path = shown(stopped.path)
     left = f"it left after {path}{_at(stopped.step)}" + ("" if stopped.complete else ", without its replay")
-    if stopped.exit_code == 130:
+    if stopped.exit_code == INTERRUPTED:
         return "interrupted", left
     if path.startswith("notice"):
         return "notice", left
-    if path.startswith(("limit", "SLURM", "MILEPOST_STOP_AT")):
+    if path.startswith(("limit", "SLURM", STOP_AT)):
         return "time-up", left
-    return ("preempted", left) if stopped.exit_code == _BY_ITSELF else None
+    return ("preempted", left) if stopped.exit_code == EXIT_CODE else None
 
 
 def _of_memory(end: End, text: str) -> Found | None:
@@ -235,7 +237,7 @@ def _of_a_signal(end: End, text: str) -> Found | None:
     number = end.ended_by
     if number is None:
         return None
-    name = _name(number)
+    name = name_of_signal(number)
     if number in end.forwarded:
         if number == signal.SIGINT:
             return "interrupted", "SIGINT, which milepost run passed on, ended it before it saved"
@@ -255,7 +257,7 @@ def _of_a_crash(number: int, text: str) -> Found:
     # CUDA and NCCL abort the process; the reason is what they printed.
     kind = symptom(text)
     if kind in ("device", "device-assert", "device-memory", "nccl", "memory", "shared-memory"):
-        return kind, f"{line_of(kind, text)} ({_name(number)})"
+        return kind, f"{line_of(kind, text)} ({name_of_signal(number)})"
     return "native", _CRASHES[signal.Signals(number)]
 
 
@@ -265,7 +267,7 @@ def _of_a_failure(end: End, text: str) -> Found:
         return _of_a_record(end.failure, text)
     if end.exit_code == 1 and (rank := exit_of_the_first(text)) not in (None, 0, 1):
         return _of_a_rank(end, rank, text)
-    if end.exit_code == _BY_ITSELF:
+    if end.exit_code == EXIT_CODE:
         return "requeue-asked", "it asked to be started again (exit code 75)"
     if end.exit_code == 1 and (printed := list(exceptions(text))):  # what Python gives to an exception that nobody caught
         own = [each for each in printed if each[0].rpartition(".")[2] not in _WRAPPERS]
@@ -329,13 +331,6 @@ def _of_a_code(end: End, text: str) -> Found:
         return kind, f"{line_of(kind, text)} (exit code {code})"
     line = last_line(text)
     return "exit", f"it ended with exit code {code}" + (f"; its last words: {line}" if line else "")
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _at(step: int) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from milepost.engine.supervised import ATTEMPT, RESUME, SKIP, STOP_AT, SUPERVISED
 from milepost.errors import UsageError
 from milepost.store.resolve import REDIRECT
 
 _TAIL_BYTES = 16 << 10
 _PR_SET_PDEATHSIG = 1
-_OF_A_SUPERVISOR = ("MILEPOST_SUPERVISED", "MILEPOST_RESUME", "MILEPOST_SKIP", "MILEPOST_STOP_AT", "MILEPOST_ATTEMPT")
+_OF_A_SUPERVISOR = (SUPERVISED, RESUME, SKIP, STOP_AT, ATTEMPT)
 """What is said to this process, and is not meant for what it tries out."""
 
 

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from milepost.engine.supervised import STOP
+from milepost.lifecycle.grace import GRACE
 from milepost.supervise.drill_copy import Copied, check_root, copy_root, place
 from milepost.supervise.drill_judge import NO_BOUNDS, Bounds, Drilled, judge, undisturbed_fault
 from milepost.supervise.drill_measure import Strike
@@ -206,7 +208,7 @@ def _recovered(drill: Drill, number: int, run: Run, strike: Strike) -> Drilled:
 def _run(name: str, request: Request, bench: Bench, copied: Sequence[Copied], disk: Disk | None = None) -> Run:
     folder = bench.scratch / name
     roots = disk.path / "roots" if disk is not None else folder / "roots"
-    extra = {"MILEPOST_STOP": "1", "MILEPOST_GRACE": f"{request.grace_s:g}"} if request.verb == "term" else {}
+    extra = {STOP: "1", GRACE: f"{request.grace_s:g}"} if request.verb == "term" else {}
     run = Run(name, request.command or SAMPLE, bench, folder, roots, request.timeout_s, request.here, extra)
     for each in copied:
         place(each, run.roots, run.work, bench.clock)

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from milepost.publish.view import View
 from milepost.records import Summary
 from milepost.supervise.drill_run import Seen, Start
+from milepost.text import name_of
 
 MarkKind: TypeAlias = Literal["start", "training", "saved", "struck", "resumed", "trained", "caught up", "ended"]
 
@@ -140,14 +141,14 @@ def lost(
     head, numbers = view.head, sorted(set(acknowledged) - set(damaged))
     for number in numbers:
         if went_on_from is not None and number > went_on_from and not _is_passed_over(published.get(number)):
-            base = _name(went_on_from) if went_on_from else "nothing"
-            yield f"{_name(number)} had been acknowledged, and it went on from {base}"
+            base = name_of(went_on_from) if went_on_from else "nothing"
+            yield f"{name_of(number)} had been acknowledged, and it went on from {base}"
         elif number in view.void:
-            yield f"{_name(number)} has become void"
+            yield f"{name_of(number)} has become void"
         elif number not in view.live:
             is_kept = head is None or number > head.number or number in head.keep
             if is_kept or not any(each.number > number and number not in each.keep for each in published.values()):
-                yield f"{_name(number)} is gone, and nothing had dropped it"
+                yield f"{name_of(number)} is gone, and nothing had dropped it"
 
 
 def _is_passed_over(generation: Summary | None) -> bool:
@@ -160,7 +161,7 @@ def passed_over(went_on_from: int | None, published: Mapping[int, Summary], ackn
         found = published.get(number)
         if went_on_from is not None and number > went_on_from and found is not None and _is_passed_over(found):
             why = "was saved in a hurry, without all of the state" if not found.complete else "has weights that are not finite"
-            yield f"{_name(number)} {why}, and was passed over"
+            yield f"{name_of(number)} {why}, and was passed over"
 
 
 def writers_overlap(summaries: Mapping[int, Summary]) -> bool:
@@ -183,7 +184,3 @@ def middle(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _name(number: int) -> str:
-    return f"g{number:06d}"

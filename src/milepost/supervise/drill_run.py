@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import Literal, TypeAlias
 
 from milepost.clock import Clock
 from milepost.engine.beats import Beats
-from milepost.engine.beats import read as read_beats
+from milepost.engine.supervised import ATTEMPT, SUPERVISED
+from milepost.supervise.beating import beats_of
 from milepost.supervise.child import Child, from_elsewhere, redirected_environment
 from milepost.supervise.watching import Watch
 
@@ -52,10 +52,9 @@ class Pulse:
     def look(self, now_ns: int) -> bool:
         """Note what is new, and return whether anything is."""
         new = False
-        for name in os.listdir(self.folder):
-            beats = read_beats(self.folder / name) if name.startswith("beat-") else None
-            before = self.seen.setdefault(name, []) if beats else []
-            if beats is not None and (not before or before[-1].beats != beats):
+        for name, beats in beats_of(self.folder).items():
+            before = self.seen.setdefault(name, [])
+            if not before or before[-1].beats != beats:
                 before.append(Seen(now_ns, beats))
                 self.trains = self.trains or beats.phase == "training"
                 new = True
@@ -131,7 +130,7 @@ class Run:
         log, supervised = self.folder / f"start-{number}", self.folder / f"supervised-{number}"
         supervised.mkdir()
         environment = redirected_environment(self.command, self.roots, here=self.here is not None)
-        environment |= {"MILEPOST_SUPERVISED": str(supervised), "MILEPOST_ATTEMPT": str(number), **self.extra}
+        environment |= {SUPERVISED: str(supervised), ATTEMPT: str(number), **self.extra}
         began_ns = self.bench.clock.monotonic_ns()
         child = Child(from_elsewhere(self.command), cwd=self.work, environment=environment, log=log)
         self.starts.append(Start(number, child, began_ns, Pulse(supervised)))

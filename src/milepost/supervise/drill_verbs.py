@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from milepost.lifecycle.stopping import EXIT_CODE
 from milepost.publish import layout
 from milepost.publish.hints import read_progress
 from milepost.publish.view import read
@@ -18,11 +19,11 @@ from milepost.supervise.drill_run import Run, Start
 from milepost.supervise.moments import Hunt, Moment
 from milepost.supervise.small_disk import Disk
 from milepost.supervise.watching import Root
+from milepost.text import name_of, name_of_signal
 
 Verb: TypeAlias = Literal["kill9", "term", "stop", "bitflip", "diskfull"]
 Missed: TypeAlias = Literal["ended-before", "failed-by-itself", "timed-out", "nothing-to-fall-back-to"]
 
-PREEMPTED = 75
 _LOCKED = 11
 _WHERE: tuple[Literal["blob", "manifest", "LATEST"], ...] = ("blob", "manifest", "LATEST")
 
@@ -75,8 +76,8 @@ def term(run: Run, aim: Aim) -> Strike | Missed:
         strike.problems.append(f"it had not ended {aim.grace_s:g} s after SIGTERM, and was killed")
     elif start.exit_code == -signal.SIGTERM:
         strike.problems.append("it does not listen to SIGTERM, which ended it at once: nothing was saved")
-    elif start.exit_code != PREEMPTED:
-        strike.problems.append(f"it ended with {_code(start)}; what is to be started again ends with {PREEMPTED}")
+    elif start.exit_code != EXIT_CODE:
+        strike.problems.append(f"it ended with {_code(start)}; what is to be started again ends with {EXIT_CODE}")
     return strike
 
 
@@ -120,13 +121,9 @@ def _judge_refusal(second: Start, strike: Strike) -> None:
 
 def bitflip(run: Run, aim: Aim) -> Strike | Missed:
     """Kill it, and flip one bit of its newest generation: of a blob, of the manifest, of LATEST, in turn."""
-    start = run.begin()
-    if missed := _await(run, start, aim):
-        return missed
-    at_ns = run.bench.clock.monotonic_ns()
-    if not run.kill(start):
-        return _ended(start)
-    strike = _strike(run, start, "SIGKILL", at_ns)
+    strike = kill9(run, aim)
+    if not isinstance(strike, Strike):
+        return strike
     flipped = _flip(run, strike, _WHERE[(aim.number - 1) % len(_WHERE)])
     if not flipped:
         return "nothing-to-fall-back-to"
@@ -153,7 +150,7 @@ def _flip(run: Run, strike: Strike, where: Literal["blob", "manifest", "LATEST"]
         path, at = _leaf_of(newest, older, run.bench.draw)
         strike.damaged = {name: frozenset(n for n, each in view.live.items() if any(b.name == path for b in each.blobs))}
     _flip_bit(run, root, path, at)
-    return f"{path} of g{newest.number:06d}" if where == "LATEST" else f"{path}, the newest generation"
+    return f"{path} of {name_of(newest.number)}" if where == "LATEST" else f"{path}, the newest generation"
 
 
 def _leaf_of(newest: Manifest, older: set[str], draw: Callable[[], float]) -> tuple[str, int | None]:
@@ -272,4 +269,4 @@ def _code(start: Start) -> str:
     code = start.exit_code
     if code is None or code >= 0:
         return f"exit code {code}"
-    return signal.Signals(-code).name
+    return name_of_signal(-code)

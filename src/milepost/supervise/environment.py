@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from milepost.engine.supervised import ATTEMPT, NOTICE, RESUME, SKIP, STOP, STOP_AT, SUPERVISED
+from milepost.lifecycle.grace import GRACE
+
 Marked: TypeAlias = tuple[tuple[str, int], ...]
 """Generations: run id and number of each."""
 
-ATTEMPT, STOP, GRACE, SUPERVISED = "MILEPOST_ATTEMPT", "MILEPOST_STOP", "MILEPOST_GRACE", "MILEPOST_SUPERVISED"
-NOTICE, STOP_AT, RESUME, SKIP = "MILEPOST_NOTICE", "MILEPOST_STOP_AT", "MILEPOST_RESUME", "MILEPOST_SKIP"
+OF_EACH_START = (ATTEMPT, STOP, GRACE, SUPERVISED, RESUME, SKIP)
+"""What is said anew to each start of a command: a value that somebody else has set is not passed on."""
 
 _RESERVE = 0.1
 _MOST_RESERVE_S = 2.0

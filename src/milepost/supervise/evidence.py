@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from milepost.engine.beats import Beats
 from milepost.supervise.beating import beats_of, stopped_of
@@ -11,20 +11,18 @@ from milepost.supervise.causes import End
 from milepost.supervise.torchrun import first_failure
 
 
-def end_of(folder: Path, exit_code: int | None, signal: int | None, **seen: Any) -> End:
-    """Return how an attempt ended; ``seen`` holds the fields of `End` that were seen from outside."""
+def end_of(folder: Path, seen: End) -> End:
+    """Return how an attempt ended: what was ``seen`` from outside, and what its folder holds."""
     found = [*beats_of(folder).values()]
     telling = max(found, key=_tells, default=None)
-    return End(
-        exit_code,
-        signal,
+    return replace(
+        seen,
         failure=first_failure(folder),
         stopped=stopped_of(folder),
         phase=telling.phase if telling else "",
         step=max((each.step for each in found), default=-1),
         loading=next(((each.run_id, each.loading) for each in found if each.loading), None),
         resumed=tuple((each.run_id, each.resumed) for each in found if each.resumed),
-        **seen,
     )
 
 

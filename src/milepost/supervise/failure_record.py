@@ -8,19 +8,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-
-import msgspec
 
 from milepost.clock import Clock
 from milepost.engine.redact import redacted
-from milepost.engine.supervised import leave_record
+from milepost.engine.supervised import leave_record, read_records
 from milepost.errors import MilepostError
 
 _MOST_CHARACTERS = 4000
 _LAST_FRAMES = 20
-_MOST_BYTES = 1 << 20
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -109,17 +105,7 @@ def read_failures(folder: str | os.PathLike[str]) -> tuple[FailureRecord, ...]:
 
     The last of them is the cause: where one process fails, those that waited for it fail after it.
     """
-    found = [record for path in Path(folder).glob("failure-*.json") if (record := _read(path)) is not None]
-    return tuple(sorted(found, key=lambda record: record.at_ns, reverse=True))
-
-
-def _read(path: Path) -> FailureRecord | None:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES)
-        return msgspec.json.decode(data, type=FailureRecord)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return tuple(sorted(read_records(folder, "failure", FailureRecord), key=lambda record: record.at_ns, reverse=True))
 
 
 def _name_of(kind: type[BaseException]) -> str:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milepost.clock import Clock
+from milepost.engine.supervised import SUPERVISED
 from milepost.store.process import TITLE, process_start_time
-
-FOLDER = "MILEPOST_SUPERVISED"
 
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
 _WRITER = b"milepost.engine.writer_process"
@@ -78,11 +77,6 @@ class Process:
             finally:
                 os.close(descriptor)
 
-    def reap(self) -> None:
-        """Fetch its status. It is a child of this process, and has ended."""
-        with suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
-
 
 def process(pid: int) -> Process | None:
     """Return a process as it is now, one that has ended included; None if there is none."""
@@ -97,7 +91,7 @@ def process(pid: int) -> Process | None:
 
 
 def processes() -> dict[int, Process]:
-    """Return all of this machine, or of this container, by number."""
+    """Return all of this machine, or of this container, by number; none if nothing can be seen, not even this process."""
     with suppress(OSError):
         found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
         return {each.pid: each for each in found if each is not None}
@@ -119,9 +113,8 @@ class Looks:
         if now_ns >= self._until_ns:
             self._until_ns = now_ns + 500_000_000
             self._there = processes()
-            for each in self._there.values() if self._reaps else ():
-                if each.has_ended and each.parent == os.getpid() and each.pid not in LEADERS and _is_foreign(each):
-                    each.reap()
+            if self._reaps:
+                _reap(self._there.values())
         return self._there
 
 
@@ -129,28 +122,31 @@ class Group:
     """Be all processes of one command but its first. One thread uses it."""
 
     def __init__(self, leader: int, folder: Path, *, is_alone: bool) -> None:
-        """Belong to ``leader``, which was started with ``folder`` in `FOLDER` and is not reaped before `left` is empty.
+        """Belong to ``leader``, which was started with ``folder`` in `SUPERVISED` and is not reaped before `left` is empty.
 
         ``is_alone``: this process starts no other command, so whoever it adopts is of this one. Not so for PID 1, nor where it
         has children already: a shell's, which became `milepost run` by an ``exec``, and which may leave orphans of their own.
         """
         self._leader = leader
-        self._tag = f"{FOLDER}={folder}".encode()
+        self._tag = f"{SUPERVISED}={folder}".encode()
         here = os.getpid()
         others = (each for each in processes().values() if each.parent == here and each.pid not in {leader, *LEADERS})
         self._is_alone = is_alone and here != 1 and not any(others)
         self._known: dict[int, int] = {}
         self._told: dict[tuple[int, int], bool] = {}
 
-    def left(self, there: Mapping[int, Process] | None = None) -> list[Process]:
-        """Look, reap what has ended here, and return those that run. ``there``: what a look has found, lately."""
+    def left(self, there: Mapping[int, Process] | None = None) -> list[Process] | None:
+        """Look, reap what has ended here, and return those that run. ``there``: what a look has found, lately.
+
+        None: nothing could be seen, for this process has no descriptor free, say. It does not mean that nobody is left.
+        """
         there = processes() if there is None else there
+        if not there:
+            return None
         members = self._members(there)
         self._known = {each.pid: each.started for each in members}
         # To PID 1 everybody comes in the end, strangers, too.
-        for each in members if os.getpid() != 1 else there.values():
-            if each.has_ended and each.parent == os.getpid() and each.pid not in LEADERS and _is_foreign(each):
-                each.reap()
+        _reap(members if os.getpid() != 1 else there.values())
         return [each for each in members if not each.has_ended]
 
     def _members(self, there: Mapping[int, Process]) -> list[Process]:
@@ -185,6 +181,14 @@ class Group:
 
 LEADERS: set[int] = set()
 """The first processes of all commands that were started here and are not over: whose status is whose is known by it."""
+
+
+def _reap(each_of: Iterable[Process]) -> None:
+    """Fetch the status of those that were left to this process, and have ended."""
+    for each in each_of:
+        if each.has_ended and each.parent == os.getpid() and each.pid not in LEADERS and _is_foreign(each):
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, each.pid, os.WEXITED | os.WNOHANG)
 
 
 def _is_foreign(each: Process) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from milepost.lifecycle.stopping import INTERRUPTED
 from milepost.records import FaultKind
 
 Budget: TypeAlias = Literal["none", "user", "infrastructure", "preemption"]
@@ -35,7 +36,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     # It ended because it was to end.
     "done": Kind("none", fault="none"),
-    "interrupted": Kind("none", "run the same command again to go on", fault="none", exit_code=130),
+    "interrupted": Kind("none", "run the same command again to go on", fault="none", exit_code=INTERRUPTED),
     "preempted": Kind("preemption", fault="none"),
     "requeue-asked": Kind("preemption", fault="none"),
     "notice": Kind("preemption", "this machine is about to go: start it again on another", fault="none", is_leaving=True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,11 +12,11 @@ from pathlib import Path
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import UsageError
-from milepost.supervise.attempt import Attempt, Order, Tell, forget
+from milepost.supervise.attempt import Attempt, Order, Tell, folder_of_attempts, forget
 from milepost.supervise.beating import Pulse
 from milepost.supervise.causes import End
 from milepost.supervise.control import CONTROL, Control
-from milepost.supervise.environment import SUPERVISED, Way, environment_of
+from milepost.supervise.environment import Way, environment_of
 from milepost.supervise.group import Looks, Process, adopting, processes
 from milepost.supervise.member import Before, Launch, NotStarted, Running
 from milepost.supervise.memory import OomKills
@@ -51,9 +50,7 @@ def launched(
     """
     clock, console, tell = clock or SystemClock(), console or Console(), tell or _to_nobody
     environment = {**os.environ, **({CONTROL: str(control)} if control else {})}
-    outer = os.environ.get(SUPERVISED)
-    # Within that of an outer run, so that it knows whose processes these are.
-    folder = Path(tempfile.mkdtemp(prefix="milepost-up-", dir=outer if outer and os.path.isdir(outer) else None))
+    folder = folder_of_attempts("up")
     launcher = Launcher(
         folder,
         clock,
@@ -142,7 +139,7 @@ class Launcher:
                 command=order.command[0],
                 cwd=role.cwd,
             ) from error
-        return Live(attempt, output, self.clock, self.memory)
+        return Live(attempt, output, self.memory)
 
     def _told_of(self, launch: Launch) -> Tell:
         place, attempt = launch.place, launch.attempt
@@ -156,15 +153,11 @@ class Launcher:
 class Live:
     """Be an attempt that runs."""
 
-    def __init__(self, attempt: Attempt, output: Labelled, clock: Clock, memory: Memory) -> None:
-        self._memory = memory
-        self._attempt, self._output, self._clock = attempt, output, clock
-        self._kill_ns: int | None = None
+    def __init__(self, attempt: Attempt, output: Labelled, memory: Memory) -> None:
+        self._attempt, self._output, self._memory = attempt, output, memory
         self.pid = attempt.pid
 
     def poll(self) -> End | None:
-        if self._kill_ns is not None and self._clock.monotonic_ns() >= self._kill_ns:
-            self._attempt.kill()
         end = self._attempt.poll()
         if end is not None:
             self._output.end()
@@ -173,9 +166,7 @@ class Live:
         return end
 
     def stop(self, grace_s: float) -> None:
-        if grace_s < self._attempt.order.grace_s:
-            self._kill_ns = self._clock.monotonic_ns() + round(grace_s * 1e9)
-        self._attempt.signal(signal.SIGTERM, then_kill=True)
+        self._attempt.signal(signal.SIGTERM, within_s=grace_s)
 
     def kill(self) -> None:
         self._attempt.kill()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from milepost.clock import Clock
 from milepost.engine.between import is_only_staged, is_published, now_ns, step_of
 from milepost.errors import MilepostError
-from milepost.lifecycle.stopping import StopBy
+from milepost.lifecycle.stopping import INTERRUPTED, StopBy
 from milepost.supervise.lookout import EVERY_S, MARGIN_S, Lookout
 from milepost.supervise.notices import Notice
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("milepost")
 
-CTRL_C_CODE = 130
 _AGAIN_S = 1.0
 
 
@@ -80,7 +79,7 @@ class Listening:
 
     def _tell(self, engine: CheckpointEngine, path: str, at_ns: int) -> None:
         if path == "SIGINT":
-            engine.stop_by(None, path=path, exit_code=CTRL_C_CODE)
+            engine.stop_by(None, path=path, exit_code=INTERRUPTED)
             text = "%s: training stops at its next safe point, once all is saved; another one ends it at once"
             self._lookout.say_once(path, text, path)
         else:

@@ -7,12 +7,9 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
-import msgspec
-
-from milepost.engine.supervised import leave_record
+from milepost.engine.supervised import leave_record, read_records
 from milepost.store.process import process_start_time
 from milepost.supervise.dispositions import caught_in_c
 
@@ -66,13 +63,7 @@ def leave_listening_record(folder: str, dump: StackDump, paths: tuple[str, ...])
 
 def read_listening(folder: str | os.PathLike[str]) -> tuple[ListeningRecord, ...]:
     """Return the processes of an attempt that said that they listen. What cannot be read is passed over."""
-    found = []
-    for path in sorted(Path(folder).glob("listening-*.json")):
-        try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=ListeningRecord))
-        except (OSError, msgspec.DecodeError):
-            continue
-    return tuple(found)
+    return tuple(read_records(folder, "listening", ListeningRecord))
 
 
 def _free_signal() -> int:

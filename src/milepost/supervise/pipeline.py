@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from milepost.clock import Clock
 from milepost.errors import MilepostError, ServiceError, UsageError
+from milepost.lifecycle.stopping import INTERRUPTED
 from milepost.supervise import wording
 from milepost.supervise.attempt import Tell
 from milepost.supervise.cast import Cast
@@ -23,11 +24,10 @@ from milepost.supervise.ledger import Ledger, Pending
 from milepost.supervise.member import Before, Member, Start
 from milepost.supervise.orders import Answer, Look, Order, RestartAll, RestartRole, RestartWorker, Standing, targets
 from milepost.supervise.policy import Limits
-from milepost.supervise.roles import Consequence, Plan, decide, leaving_code, over
+from milepost.supervise.roles import TERMINATED, Consequence, Plan, decide, leaving_code, over
 from milepost.supervise.running import TWICE_S, Ear
-from milepost.supervise.starting import name_of_signal
+from milepost.text import name_of_signal
 
-INTERRUPTED, TERMINATED = 130, 143
 _TURN_S = 0.05
 _PROGRESS_NS = 10**9
 _LIMITS = Limits()
@@ -80,8 +80,6 @@ class Pipeline:
         self._leaving: PipelineEnd | None = None
         self._counted_ns = 0
 
-    # --- for any thread ------------------------------------------------------------------------------------------------
-
     def submit(self, order: Order, key: str = "") -> Future[Answer]:
         """Take an order, and return at once; the future is done when it is carried out.
 
@@ -116,8 +114,6 @@ class Pipeline:
         """End everything at once. Safe in a signal handler."""
         self._is_killed = True
         self.stop()
-
-    # --- the story -----------------------------------------------------------------------------------------------------
 
     def run(self) -> PipelineEnd:
         """Run until every role is done, or one has used its budget up, or it is stopped. Nothing of it runs then."""
@@ -206,8 +202,6 @@ class Pipeline:
             if not [*self._cast.take_ends()]:
                 self._pause.wait(_TURN_S)
 
-    # --- ends ----------------------------------------------------------------------------------------------------------
-
     def _ended(self, member: Member, end: End) -> None:
         if self._leaving is not None:
             self._told_of(member, end, "")
@@ -222,7 +216,7 @@ class Pipeline:
             self._judge(member, end, _cause_of(member, end))
 
     def _told_of(self, member: Member, end: End, and_so: str) -> None:
-        how = f"killed by {name_of_signal(end.signal)}" if end.signal is not None else f"exit code {end.exit_code}"
+        how = wording.how_ended(end.exit_code, end.signal)
         self._cast.tell("ended", member, f"{how}{and_so}", exit_code=end.exit_code, signal=end.signal)
 
     def _judge(self, member: Member, end: End, cause: Cause) -> None:
@@ -274,8 +268,6 @@ class Pipeline:
             self._leave(PipelineEnd(consequence.leave, why, stderr=end.stderr))
             return
         self._cast.restart(consequence.restart, why, wait_ns, lost=member.place)
-
-    # --- orders --------------------------------------------------------------------------------------------------------
 
     def _take_orders(self) -> None:
         for order, future in self._ledger.taken():

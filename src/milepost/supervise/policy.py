@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from milepost.errors import UsageError
+from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.supervise.causes import Cause, End
 from milepost.supervise.kinds import KINDS, Kind
-
-REQUEUE = 75
-INTERRUPTED = 130
 
 Generation: TypeAlias = tuple[str, int]
 """A run id and a number."""
@@ -117,7 +115,7 @@ class Policy:
         self._pay(end, cause, kind)
         if asked_to_stop or kind.is_leaving:
             why = "milepost run was told to end" if asked_to_stop else "this machine or its time is about to end"
-            return Decision("requeue", 0.0, REQUEUE, f"{why}: start it again to go on")
+            return Decision("requeue", 0.0, EXIT_CODE, f"{why}: start it again to go on")
         why = self._look_at_the_loader(end) or self._step_back(end, cause, kind) or self._standing
         return Decision("restart", self._wait(cause, kind), code, why, self._skip, self._resume)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from milepost.engine.supervised import ATTEMPT
 from milepost.supervise.slurm_end import ask, in_a_job, job_of
 
 MOST = 1000
@@ -46,7 +47,7 @@ def attempts_before(environment: Mapping[str, str]) -> int:
     >>> attempts_before({}), attempts_before({"SLURM_RESTART_COUNT": "2"}), attempts_before({"MILEPOST_ATTEMPT": "4"})
     (0, 2, 3)
     """
-    of_an_outer_run = _count(environment, "MILEPOST_ATTEMPT") - 1
+    of_an_outer_run = _count(environment, ATTEMPT) - 1
     return max(0, of_an_outer_run, _count(environment, "SLURM_RESTART_COUNT"))
 
 

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from milepost.errors import NotFoundError, UsageError
 from milepost.lifecycle.amounts import seconds_of
+from milepost.supervise.control import CONTROL
+from milepost.supervise.environment import OF_EACH_START
 from milepost.supervise.roles import Plan, Ready, Role, circle, in_order
 
 MAX_COUNT = 4096
@@ -21,10 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 _LIKE_AN_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:\d+")
 _OF_A_SHELL = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "2>"}
-OURS = frozenset(
-    {"MILEPOST_ATTEMPT", "MILEPOST_SUPERVISED", "MILEPOST_GRACE", "MILEPOST_CONTROL"}
-    | {"MILEPOST_ROLE", "MILEPOST_INDEX", "MILEPOST_COUNT"}
-)
+OURS = frozenset({*OF_EACH_START, CONTROL, "MILEPOST_ROLE", "MILEPOST_INDEX", "MILEPOST_COUNT"})
 OF_RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 _RESERVED = {"all": "'milepost restart all' means every role"}
 
@@ -234,6 +233,13 @@ def _seconds(value: object) -> float:
         raise _Unfit(f"{_shown(value)} is not a length of time ({error.hint})") from error
 
 
+def _above_0(value: object) -> float:
+    seconds = _seconds(value)
+    if seconds <= 0:
+        raise _Unfit(f"{_shown(value)} is no time at all: it is to be above 0")
+    return seconds
+
+
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Unfit(f"{_shown(value)} is not a length of time (like 90s, 15m, 12h)")
@@ -241,7 +247,7 @@ def _number(value: object) -> float:
 
 
 def _hang(value: object) -> float | str:
-    return value if isinstance(value, str) and value in ("auto", "off") else _seconds(value)
+    return value if isinstance(value, str) and value in ("auto", "off") else _above_0(value)
 
 
 def _shown(value: object) -> str:
@@ -260,7 +266,7 @@ _KEYS: Mapping[str, Callable[[object], Any]] = {
     "ready_within": _seconds,
     "env": _env,
     "cwd": _text,
-    "grace": _seconds,
+    "grace": _above_0,
     "hang_after": _hang,
     "max_failures": _whole(-1, 10**6),
     "max_infrastructure": _whole(-1, 10**6),

@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
+
+TERMINATED = 143
+"""What a pipeline ends with after a SIGTERM, unless its roles say more."""
 Restart: TypeAlias = Literal["worker", "trainer", "all"]
 Action: TypeAlias = Literal["done", "restart", "requeue", "stop"]
 
@@ -191,9 +195,9 @@ def leaving_code(asked: int | None, codes: Iterable[int]) -> int:
     for. A failure is told; then that something was saved and wants to be queued again; 0 only if all of it is done.
     """
     given = list(codes)
-    if asked == 130:
-        return 130
-    failures = [code for code in given if code not in (0, 75, 130, 143)]
+    if asked == INTERRUPTED:
+        return INTERRUPTED
+    failures = [code for code in given if code not in (0, EXIT_CODE, INTERRUPTED, TERMINATED)]
     if failures:
         return failures[0]
-    return 75 if 75 in given else max((0, *given))
+    return EXIT_CODE if EXIT_CODE in given else max((0, *given))

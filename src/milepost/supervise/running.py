@@ -11,12 +11,15 @@ import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from milepost.clock import Clock
+from milepost.clock import Clock, draw
 from milepost.engine.redact import redacted
+from milepost.engine.supervised import RESUME, SKIP
 from milepost.errors import UsageError
+from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.supervise import wording
 from milepost.supervise.attempt import Attempt, Order, forget
 from milepost.supervise.beating import Pulse
@@ -25,11 +28,11 @@ from milepost.supervise.environment import Way, environment_of
 from milepost.supervise.group import adopting
 from milepost.supervise.hearing import ENDING
 from milepost.supervise.journal import Journal
-from milepost.supervise.policy import INTERRUPTED, REQUEUE, Decision, Limits, Policy
+from milepost.supervise.policy import Decision, Limits, Policy
 from milepost.supervise.printing import Console
 from milepost.supervise.requeue import attempts_before
 from milepost.supervise.roots import Newest
-from milepost.supervise.starting import name_of_signal
+from milepost.text import name_of_signal
 
 POLL_S = 0.1
 TWICE_S = 1.0
@@ -129,7 +132,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         clock = self.bench.clock
-        self.policy = Policy(self.request.limits, lambda: int(clock.nonce(), 16) / 2**64)
+        self.policy = Policy(self.request.limits, partial(draw, clock))
         self.way = Way.given(self.request.environment)
         self.stop_at_s = None if self.request.limit_s is None else clock.wall_ns() / 1e9 + self.request.limit_s
 
@@ -145,8 +148,10 @@ class _Run:
                 return self._over(decision.exit_code, self.bench.requeue() or decision.why)
             self.way = self.way.after(published=report.end.published, resume=decision.resume, skip=decision.skip)
             if not self._waited(decision.wait_s):
-                code = INTERRUPTED if self.asked == signal.SIGINT else REQUEUE
-                return self._over(code, f"{name_of_signal(self.asked or 0)} came before it was started again")
+                why = f"{name_of_signal(self.asked or 0)} came before it was started again"
+                if self.asked == signal.SIGINT:
+                    return self._over(INTERRUPTED, why)
+                return self._over(EXIT_CODE, "; ".join(filter(None, (why, self.bench.requeue()))))
 
     def _attempt(self) -> Report:
         number = self.bench.journal.attempt = attempts_before(self.request.environment) + len(self.reports) + 1
@@ -186,7 +191,7 @@ class _Run:
                 raise _no_such_command(request.command, error) from error
             bench.journal("not-started", f"attempt {number} could not be started: {error.strerror}")
             return End(NOT_STARTED, None, stderr=str(error))
-        told = [f"{name}={value}" for name, value in environment.items() if name in ("MILEPOST_RESUME", "MILEPOST_SKIP")]
+        told = [f"{name}={value}" for name, value in environment.items() if name in (RESUME, SKIP)]
         words = redacted(" ".join([*told, shlex.join(request.command)]))
         bench.journal("started", f"attempt {number}: {words} (pid {attempt.pid})", pid=attempt.pid, told=told)
         return attempt
@@ -211,7 +216,7 @@ class _Run:
         self.asked = self.asked or number
         # A hangup ends who does not expect it, and to milepost's own ears it says nothing.
         passed = signal.SIGTERM if number == signal.SIGHUP else number
-        attempt.signal(passed, then_kill=passed == signal.SIGTERM)
+        attempt.signal(passed, within_s=self.request.grace_s if passed == signal.SIGTERM else None)
         left = f": it has {wording.span(self.request.grace_s)}" if passed == signal.SIGTERM else ""
         as_what = "" if passed == number else f" as {name_of_signal(passed)}"
         self.bench.journal("signal", f"{name}: passed on{as_what}{left}", signal=number)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from milepost.clock import Clock
+from milepost.clock import Clock, draw
 from milepost.supervise.child import Child, from_elsewhere, redirected_environment
 from milepost.supervise.judging import Comparison, base_of, compare
 from milepost.supervise.moments import At, Hunt, Moment, plan
@@ -118,7 +119,7 @@ def selftest(request: Request, bench: Bench) -> Verdict:
         return _verdict("nothing proven", "saved-elsewhere" if places else "never-saved", bench, places=places)
     if request.twice and (verdict := _again(request, alone, bench)):
         return verdict
-    moments = plan(alone.watch, request.kills, request.at, lambda: int(bench.clock.nonce(), 16) / 2**64)
+    moments = plan(alone.watch, request.kills, request.at, partial(draw, bench.clock))
     if request.kills and not moments:
         return _verdict("nothing proven", "saved-only-once", bench)
     killed = Series.begun("killed", bench.scratch, bench.clock)

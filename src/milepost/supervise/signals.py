@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from milepost.clock import Clock, SystemClock
 from milepost.engine import supervised
+from milepost.engine.supervised import NOTICE, STOP_AT
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.stopping import GRACE_S, Stop
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("milepost")
 
-NOTICE, STOP_AT = "MILEPOST_NOTICE", "MILEPOST_STOP_AT"
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 _PATIENCE = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT")
 _TORCHRUN_S = 30.0

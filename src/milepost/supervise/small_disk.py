@@ -7,10 +7,10 @@ spaces, and ends with the last process that sees it, however that ends. `GivenDi
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -86,8 +86,9 @@ class SmallDisk:
             try:
                 self._mount(_REMOUNT, max((status.f_blocks - status.f_bfree) * status.f_frsize, 4096))
                 return
-            except OSError:
-                continue  # something was written since it was asked
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # else something was written since it was asked
+                    raise _not_filled(error, self.path) from error
         raise StoreError("the disk does not stand still to be filled", kind="unstable", retryable=True, hint="try again")
 
     def free(self) -> None:
@@ -126,12 +127,20 @@ class GivenDisk:
         descriptor, end = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), 0
         try:
             for size_bytes in (64 << 20, 1 << 20, 4096):
-                with suppress(OSError):
-                    while True:
-                        os.posix_fallocate(descriptor, end, size_bytes)
-                        end += size_bytes
+                end = self._take(descriptor, end, size_bytes)
         finally:
             os.close(descriptor)
+
+    def _take(self, descriptor: int, end: int, size_bytes: int) -> int:
+        """Make the filler longer by so much until there is no space for that; return where it ends."""
+        while True:
+            try:
+                os.posix_fallocate(descriptor, end, size_bytes)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise _not_filled(error, self.path) from error
+                return end
+            end += size_bytes
 
     def free(self) -> None:
         """Give all of its space back."""
@@ -141,6 +150,11 @@ class GivenDisk:
         """Leave nothing on it."""
         self.free()
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _not_filled(error: OSError, path: Path) -> StoreError:
+    hint = "a limit on the size of files (ulimit -f), or a disk that is ill, is in the way: pass another with --disk"
+    return StoreError(f"the disk cannot be filled: {error.strerror}", kind="not-filled", retryable=False, hint=hint, path=path)
 
 
 def _memory_bytes() -> int:

@@ -1,10 +1,9 @@
-"""Start a command without a shell: in a session of its own, heard of when this process is killed, its stderr a pipe."""
+"""Start a command without a shell: in a session of its own, its stderr a pipe; SIGTERM tells it that this process was killed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +48,12 @@ def start(
     To be called by the main thread: the command gets SIGTERM when the thread that started it ends.
     """
     reading, writing = os.pipe()
-    heard, told = os.pipe()
+    try:
+        heard, told = os.pipe()
+    except OSError:  # it is tried again later, and is not to have fewer descriptors each time
+        os.close(reading)
+        os.close(writing)
+        raise
     with suppress(OSError, AttributeError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     words = [str(os.getpid()), str(told), ",".join(str(int(each)) for each in mask), *command]
@@ -101,11 +105,3 @@ def status_of(pid: int) -> tuple[int | None, int | None] | None:
     if ended is None:
         return None
     return (ended.si_status, None) if ended.si_code == os.CLD_EXITED else (None, ended.si_status)
-
-
-def name_of_signal(number: int) -> str:
-    """Return ``SIGTERM`` and the like; a real-time signal has only its number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from milepost.supervise.causes import Cause, End
 from milepost.supervise.policy import Decision
 from milepost.supervise.roots import Newest
-from milepost.supervise.starting import name_of_signal
+from milepost.text import name_of, name_of_signal
 
 
 def shown(root: str) -> str:
@@ -18,11 +18,6 @@ def shown(root: str) -> str:
     except OSError:  # it was removed
         return root
     return os.path.relpath(root, here) if root.startswith(f"{here}/") else root
-
-
-def name_of(number: int) -> str:
-    """Return what a generation is called."""
-    return f"g{number:06d}"
 
 
 def span(seconds: float) -> str:
@@ -41,10 +36,15 @@ def span(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def how_ended(exit_code: int | None, number: int | None) -> str:
+    """Return how a command ended, by its exit code or by the number of a signal."""
+    return f"killed by {name_of_signal(number)}" if number is not None else f"exit code {exit_code}"
+
+
 def ended(end: End, cause: Cause) -> str:
     """Return how an attempt ended, and why."""
-    how = f"killed by {name_of_signal(end.signal)}" if end.signal is not None else f"exit code {end.exit_code}"
-    return f"{how} after {span(end.duration_s)}" + (f": {cause.text}" if cause.kind != "done" else "")
+    why = f": {cause.text}" if cause.kind != "done" else ""
+    return f"{how_ended(end.exit_code, end.signal)} after {span(end.duration_s)}{why}"
 
 
 def standing(newest: Iterable[Newest], end: End) -> list[str]:
