@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from milepost.cli import document
+from milepost.cli.options import Time
 from milepost.cli.run import backoff_of, check_the_system, open_what_is_closed
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
-from milepost.lifecycle.amounts import seconds_of
 from milepost.supervise.control import CONTROL, ControlLock, ask, error_of
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
@@ -40,12 +40,12 @@ _control = click.option(
 )
 
 
-@click.command()
+@click.command(short_help="Run the roles of a pipeline, and what falls again.")
 @click.argument("pipeline", type=click.Path(path_type=Path), default=_FILE)
 @click.option("--check", is_flag=True, help="Read the file, show in which order roles start and how they end, start nothing.")
 @click.option("--control", type=click.Path(path_type=Path), help="Take orders at this socket. Else at the file's name + .sock.")
 @click.option(
-    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait before a restart, growing from .. to."
+    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait at most so long before a restart, growing."
 )
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Add what happens to this file, as JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, and print a summary as one document.")
@@ -64,8 +64,8 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     Starts each role after those that it depends on, starts again what ends too early, by each role's own rule, and takes
     orders of others (milepost restart). SIGTERM and Ctrl-C end all of it in good order, whoever relies on others first.
 
-    Exits with 0 once every role is done, with 75 if it was stopped and has saved, with 130 after a Ctrl-C, and with the code
-    of the process for which it gave up.
+    Exits with 0 once every role is done, with 75 if it was stopped and has saved, with 130 after a Ctrl-C, with 143 after
+    another signal where nothing asked to go on, and with the code of the process for which it gave up.
     """
     plan = read_plan(pipeline)
     if check:
@@ -106,7 +106,7 @@ def _tell(end: PipelineEnd, journal: Journal) -> None:
     journal("over", f"exit code {end.exit_code} after {counted(end.starts, 'start')}: {end.why}", exit_code=end.exit_code)
 
 
-@click.command()
+@click.command(short_help="Have a role of a running pipeline, or a part, started again.")
 @click.argument("what")
 @click.argument("index", type=click.IntRange(0), required=False)
 @_control
@@ -114,7 +114,9 @@ def _tell(end: PipelineEnd, journal: Journal) -> None:
 @click.option("--now", is_flag=True, help="Kill it at once; else it has its grace period to save.")
 @click.option("--why", default="", help="The reason, for the log.")
 @click.option("--key", help="Given again with the same key, it is done once.")
-@click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Wait so long for it to be carried out.")
+@click.option(
+    "--timeout", metavar="TIME", type=Time(), default="10m", show_default=True, help="Wait so long for it to be carried out."
+)
 @_json
 @_verbose
 def restart(
@@ -125,7 +127,7 @@ def restart(
     now: bool,
     why: str,
     key: str | None,
-    timeout: str,
+    timeout: float,
     as_json: bool,
 ) -> int:
     """Have part of a running pipeline started again: milepost restart sampler 3
@@ -134,7 +136,7 @@ def restart(
     it was started again and is ready.
     """
     order = _order(what, index, attempt, now, why[:1000])
-    answer = _asked(_control_of(control), order, key or SystemClock().nonce(), seconds_of(timeout))
+    answer = _asked(_control_of(control), order, key or SystemClock().nonce(), timeout)
     if as_json:
         click.echo(document.encode("restart", "", {name: answer[name] for name in ("key", "outcome", "standings")}))
         return 0
@@ -144,7 +146,7 @@ def restart(
     return 0
 
 
-@click.command()
+@click.command(short_help="Show the processes of a running pipeline.")
 @_control
 @_json
 @_verbose
