@@ -439,3 +439,8 @@ def test_an_error_of_mileposts_own_is_known_by_its_name_before_anybody_listened(
     last = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nmilepost.errors.{name}: another'
     assert classify(End(1, None, stderr=f"{last}: pid=`7`\nhint: stop it\n")).kind == kind
     assert classify(End(1, None, stderr=f"{last.replace('milepost.errors', 'mine')}: pid=`7`\n")).kind == "exception"
+
+
+def test_the_limit_of_milepost_run_is_called_a_limit() -> None:
+    cause = classify(stopped("MILEPOST_STOP_AT"))
+    assert (cause.kind, cause.text.startswith("it left after its time limit (MILEPOST_STOP_AT)")) == ("time-up", True)

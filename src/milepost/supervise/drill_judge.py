@@ -97,7 +97,7 @@ class Drilled:
         if self.from_step is not None:
             parts.append(f"went on from step {self.from_step:,}")
         if self.rto_s is not None:
-            parts.append(f"after {self.rto_s:.1f} s")
+            parts.append(f"trained on after {self.rto_s:.1f} s")
         parts += [f"end {self.end}", *(f"lost: {each}" for each in self.lost), *self.problems, *self.notes]
         return "; ".join(parts)
 
