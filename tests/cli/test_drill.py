@@ -155,6 +155,7 @@ def test_the_list_names_every_drill() -> None:
         ),
         (("kill9", "--timeout", "0", "--", "true"), 2, "'--timeout': it has to be longer than no time at all"),
         (("kill9", "--timeot", "3m", "--", "true"), 2, "--timeot"),
+        (("kill9", "python", "-c", "pass"), 2, "options of your own command come after --"),
         (("kill9", "--disk", "/", "--", "true"), 2, "only diskfull fills a disk"),
         (("diskfull", "--disk", "none", "--", "true"), 2, "which may be filled: No such file or directory"),
         (("kill9", "--html", "none/page.html", "--", "true"), 2, "the page cannot be written there"),

@@ -40,7 +40,18 @@ _DRILLS = {
 _COUNT = click.IntRange(1, 1000)
 
 
-@click.command(short_help="Strike a copy of a run, and tell what is lost.")
+class _Drill(click.Command):
+    """Say where the options of the drilled command belong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f"{ctx.command_path} --help; options of your own command come after --"
+            raise UsageError(error.format_message(), kind="usage", hint=hint) from error
+
+
+@click.command(cls=_Drill, short_help="Strike a copy of a run, and tell what is lost.")
 @click.argument("drill", required=False, metavar="DRILL", type=click.Choice(list(_DRILLS)))
 @click.argument("command", nargs=-1, metavar="[-- COMMAND...]", type=click.UNPROCESSED)
 @click.option("--root", "roots", multiple=True, metavar="ROOT", help="Begin from a copy of this run root. Again for several.")

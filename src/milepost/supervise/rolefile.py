@@ -241,8 +241,15 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _some_time(value: object) -> float:
+    seconds = _seconds(value)
+    if not seconds:
+        raise _Unfit(f"{_shown(value)} is no time at all")
+    return seconds
+
+
 def _hang(value: object) -> float | str:
-    return value if isinstance(value, str) and value in ("auto", "off") else _seconds(value)
+    return value if isinstance(value, str) and value in ("auto", "off") else _some_time(value)
 
 
 def _shown(value: object) -> str:
@@ -258,7 +265,7 @@ _KEYS: Mapping[str, Callable[[object], Any]] = {
     "depends_on": _names,
     "until": _names,
     "ready": _ready,
-    "ready_within": _seconds,
+    "ready_within": _some_time,
     "env": _env,
     "cwd": _text,
     "grace": _seconds,
