@@ -154,7 +154,7 @@ def test_the_list_names_every_drill() -> None:
             "'--max-rto': 'soon' is not a length of time (like 90s, 15m, 12h or 7d)",
         ),
         (("kill9", "--timeout", "0", "--", "true"), 2, "'--timeout': it has to be longer than no time at all"),
-        (("kill9", "--timeot", "3m", "--", "true"), 2, "--timeot"),
+        (("kill9", "--timeot", "3m", "--", "true"), 2, "No such option"),
         (("kill9", "python", "-c", "pass"), 2, "options of your own command come after --"),
         (("kill9", "--disk", "/", "--", "true"), 2, "only diskfull fills a disk"),
         (("diskfull", "--disk", "none", "--", "true"), 2, "which may be filled: No such file or directory"),
