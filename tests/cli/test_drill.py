@@ -125,7 +125,11 @@ def test_a_disk_that_was_mounted_for_it_is_filled_and_left_empty(tmp_path: Path)
 def test_a_disk_that_others_use_is_never_filled(tmp_path: Path) -> None:
     result = invoke("diskfull", "--runs", "1", "--disk", str(tmp_path), *command())
     assert result.exit_code == 2
-    assert "this is no empty file system of its own, and all of it would be filled" in result.stderr
+    assert (
+        "error: this is no empty file system of its own, which may be filled: it is a directory of a file system that holds more"
+        in result.stderr
+    )
+    assert "undisturbed" not in result.stderr
     result = invoke("diskfull", "--runs", "1", "--disk", "/", *command())
     assert result.exit_code == 2
     assert not Path("/milepost-drill.filler").exists()
@@ -144,7 +148,17 @@ def test_the_list_names_every_drill() -> None:
         (("kill9", "--root", "runs/none"), 2, "milepost drill kill9 --root runs/none -- python train.py"),
         (("kill9", "--root", "runs/none", "--", "true"), 10, "there is no milepost run here"),
         (("kill9", "--", "no-such-program"), 2, "the command cannot be started"),
-        (("kill9", "--max-rto", "soon", "--", "true"), 2, "this is not a length of time"),
+        (
+            ("kill9", "--max-rto", "soon", "--", "true"),
+            2,
+            "'--max-rto': 'soon' is not a length of time (like 90s, 15m, 12h or 7d)",
+        ),
+        (("kill9", "--timeout", "0", "--", "true"), 2, "'--timeout': it has to be longer than no time at all"),
+        (("kill9", "--timeot", "3m", "--", "true"), 2, "No such option"),
+        (("kill9", "python", "-c", "pass"), 2, "options of your own command come after --"),
+        (("kill9", "--disk", "/", "--", "true"), 2, "only diskfull fills a disk"),
+        (("diskfull", "--disk", "none", "--", "true"), 2, "which may be filled: No such file or directory"),
+        (("kill9", "--html", "none/page.html", "--", "true"), 2, "the page cannot be written there"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_said_at_once(arguments: tuple[str, ...], code: int, says: str) -> None:
@@ -163,3 +177,28 @@ def test_a_page_that_cannot_be_written_is_told_before_anything_is_started() -> N
     assert result.exit_code == 2
     assert "nowhere/page.html" in result.output
     assert not [*Path("../scratch").iterdir()]
+
+
+def test_a_list_for_programs() -> None:
+    listed = json.loads(invoke("--list", "--json").stdout)
+    assert list(listed["drills"]) == ["kill9", "term", "stop", "bitflip", "diskfull"]
+
+
+def test_a_page_that_cannot_be_written_at_the_end_costs_nobody_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = invoke("kill9", "--html", "page.html", "--", "true")
+    assert result.exit_code == 22
+    assert "NOTHING PROVEN" in result.stdout
+    assert "the page could not be written (No space left on device): page.html" in result.stderr
+
+
+def test_a_copy_that_is_at_its_end_is_said_to_be(tmp_path: Path) -> None:
+    script = command()
+    subprocess.run(script[1:], check=True, capture_output=True)
+    result = invoke("kill9", "--root", "runs/mine", *script)
+    assert (result.exit_code, "that run is at its end\nhint: drill it from its beginning" in result.stdout) == (22, True), (
+        result.output
+    )

@@ -158,7 +158,7 @@ def test_who_is_not_willing_to_wait_is_refused_with_the_first_beat_and_told_who_
     assert peers.now_s - began_s <= BEAT_S + POLL_S
     assert (error.facts["pid"], error.facts["host"], error.facts["age_s"]) == (1001, "machine1", int(peers.now_s))
     assert error.exit_code == 11
-    for word in ("machine1", "lease_wait", "--take-over"):
+    for word in ("machine1", "lease_wait", "take_over=True", "--take-over"):
         assert word in error.hint
     assert a.holds
 

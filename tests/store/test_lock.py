@@ -79,7 +79,7 @@ def test_another_process_is_named_with_its_host_and_age_and_what_to_do(tmp_path:
         error = why_held(local(tmp_path))
     assert (error.facts["pid"], error.facts["host"], error.facts["root"]) == (process.pid, host_name(), str(tmp_path))
     assert error.facts["age_s"] in range(300)
-    for word in (f"kill {process.pid}", "lease_wait", "--take-over"):
+    for word in (f"kill {process.pid}", "lease_wait", "take_over=True", "--take-over"):
         assert word in error.hint
 
 

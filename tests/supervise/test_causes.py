@@ -439,3 +439,16 @@ def test_an_error_of_mileposts_own_is_known_by_its_name_before_anybody_listened(
     last = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nmilepost.errors.{name}: another'
     assert classify(End(1, None, stderr=f"{last}: pid=`7`\nhint: stop it\n")).kind == kind
     assert classify(End(1, None, stderr=f"{last.replace('milepost.errors', 'mine')}: pid=`7`\n")).kind == "exception"
+
+
+def test_the_limit_of_milepost_run_is_called_a_limit() -> None:
+    cause = classify(stopped("MILEPOST_STOP_AT"))
+    assert (cause.kind, cause.text.startswith("it left after its time limit (MILEPOST_STOP_AT)")) == ("time-up", True)
+
+
+@pytest.mark.parametrize("reason", ["Permission denied", "Operation not permitted"])
+def test_a_run_root_that_may_not_be_made_is_not_tried_again(reason: str) -> None:
+    """It is refused before anything listens, so that there is no record of it."""
+    last = f"milepost.errors.StoreError: could not make the directory: {reason}: path=`/data/runs`"
+    cause = classify(End(1, None, stderr=f"Traceback (most recent call last):\n  File 'train.py', line 3\n{last}\n"))
+    assert (cause.kind, cause.text) == ("permission", last)

@@ -84,3 +84,10 @@ def test_what_could_not_be_measured_or_struck_has_a_page_too(tmp_path: Path) -> 
     assert 'class="bad"' in text
     svgs(text)
     assert "Runs</h2>" not in page(verdict(outcome="nothing proven"), ["NOTHING PROVEN"], [])
+
+
+def test_the_title_says_what_was_missed() -> None:
+    differs = dataclasses.replace(verdict(RUN, outcome="missed its bounds"), kind="end-differs")
+    assert '<h1>milepost drill kill9: <span class="bad">the end differs</span></h1>' in page(differs, [], [])
+    bound = dataclasses.replace(differs, kind="bound")
+    assert "missed its bounds</span></h1>" in page(bound, [], [])

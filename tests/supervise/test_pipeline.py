@@ -215,6 +215,7 @@ def test_a_budget_that_is_used_up_ends_everything_in_reverse_order_with_its_exit
         stage.ends("sampler.1", code=7)
     stage.turn(8)
     assert stage.pipeline.exit_code == 7
+    assert any("sampler.1: is not started again: retry 3/3 is spent" in line for line in stage.told.lines)
     order = [line.split(":")[0] for line in stage.told.lines if "asked to leave" in line]
     assert [name.split(".")[0] for name in order] == ["sampler", "sampler", "trainer", "trainer", "service"]
 

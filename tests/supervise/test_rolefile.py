@@ -109,6 +109,8 @@ A = '[role.a]\ncmd = "true"\n'
         ),
         (A + 'grace = "soon"', 'line 3, role a, grace: "soon" is not a length of time (like 90s, 15m, 12h, 7d or 2w)'),
         (A + "grace = -1", "line 3, role a, grace: -1 is not a length of time (like 90s, 15m, 12h, 7d or 2w)"),
+        (A + 'hang_after = "0s"', 'line 3, role a, hang_after: "0s" is no time at all'),
+        (A + "ready_within = 0", "line 3, role a, ready_within: 0 is no time at all"),
         (A + 'hang_after = "on"', 'line 3, role a, hang_after: "on" is not a length of time (like 90s, 15m, 12h, 7d or 2w)'),
         (A + "[role.a.env]\nN = 1", 'line 3, role a, env: N is to be text: write N = "1"'),
         (A + 'env = { "A-B" = "1" }', 'line 3, role a, env: "A-B" is not the name of an environment variable'),

@@ -246,7 +246,7 @@ def test_an_address_is_ready_when_somebody_of_ours_listens_and_a_stranger_there_
     ("role", "says"),
     [
         ('cmd = "no-such-program-at-all"', "error: the command of role b cannot be started: No such file or directory"),
-        ('cmd = "true"\ncwd = "nowhere"', "error: its directory is not there"),
+        ('cmd = "true"\ncwd = "nowhere"', "error: the directory of role b is not there"),
     ],
 )
 def test_what_cannot_be_started_is_told_and_the_rest_ends_in_good_order(tmp_path: Path, role: str, says: str) -> None:

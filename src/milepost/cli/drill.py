@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from milepost.cli.options import Time
 from milepost.cli.text import plain, table
 from milepost.errors import UsageError
 
@@ -39,42 +41,77 @@ _DRILLS = {
 _COUNT = click.IntRange(1, 1000)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("drill", required=False, type=click.Choice(list(_DRILLS)))
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+class _Drill(click.Command):
+    """Say where the options of the drilled command belong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f"{ctx.command_path} --help; options of your own command come after --"
+            raise UsageError(error.format_message(), kind="usage", hint=hint) from error
+
+
+@click.command(cls=_Drill, short_help="Strike a copy of a run, and tell what is lost.")
+@click.argument("drill", required=False, metavar="DRILL", type=click.Choice(list(_DRILLS)))
+@click.argument("command", nargs=-1, metavar="[-- COMMAND...]", type=click.UNPROCESSED)
 @click.option("--root", "roots", multiple=True, metavar="ROOT", help="Begin from a copy of this run root. Again for several.")
 @click.option("--runs", type=_COUNT, default=5, show_default=True, help="Strike so many runs, each at a moment of its own.")
-@click.option("--for", "for_", metavar="TIME", help="Train so long instead of to the end, and compare what was saved by then.")
-@click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Stop a start that takes longer.")
-@click.option("--grace", metavar="TIME", default="30s", show_default=True, help="What term leaves before it kills.")
-@click.option("--max-rto", metavar="TIME", help="Fail if some run takes longer to train on.")
-@click.option("--max-rpo-steps", type=click.IntRange(0), help="Fail if some run loses more steps.")
-@click.option("--max-rpo", metavar="TIME", help="Fail if some run loses more time of training.")
+@click.option(
+    "--for", "for_", metavar="TIME", type=Time(), help="Train so long instead of to the end, and compare what was saved by then."
+)
+@click.option("--timeout", metavar="TIME", type=Time(), default="10m", show_default=True, help="Stop a start that takes longer.")
+@click.option("--grace", metavar="TIME", type=Time(), default="30s", show_default=True, help="What term leaves before it kills.")
+@click.option("--max-rto", metavar="TIME", type=Time(zero=True), help="Fail (17) if some run takes longer to train on again.")
+@click.option("--max-rpo-steps", type=click.IntRange(0), help="Fail (17) if some run loses more steps.")
+@click.option("--max-rpo", metavar="TIME", type=Time(zero=True), help="Fail (17) if some run loses more time of training.")
 @click.option("--disk", metavar="DIRECTORY", help="An empty file system that diskfull may fill; else it makes one.")
 @click.option("--here", is_flag=True, help="Run it in this directory, not in an empty one.")
 @click.option("--keep", is_flag=True, help="Keep the scratch directory, and say where it is.")
-@click.option("--html", type=click.File("w", encoding="utf-8", lazy=False), help="Write a page with pictures, too.")
-@click.option("--list", "as_list", is_flag=True, help="Say which drills there are.")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write a page with pictures, too.")
+@click.option("--list", "as_list", is_flag=True, help="Say what each drill does.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
-def drill(drill: str | None, command: tuple[str, ...], as_list: bool, html: IO[str] | None, keep: bool, **options: Any) -> int:
+def drill(drill: str | None, command: tuple[str, ...], as_list: bool, html_file: str | None, keep: bool, **options: Any) -> int:
     """Strike a copy of a run, and tell what is lost: milepost drill kill9 --root runs/ppo -- python train.py
 
-    Runs COMMAND undisturbed, and then RUNS times more, each struck once at a moment drawn by chance, and recovered. All of
-    it on copies below TMPDIR: your own run roots are only read. Without a COMMAND a sample is drilled.
+    DRILL is kill9, term, stop, bitflip or diskfull. Runs COMMAND undisturbed, and then --runs times more, each struck once at
+    a moment drawn by chance, and recovered. All of it on copies below TMPDIR: your own run roots are only read. Without a
+    COMMAND a sample is drilled.
 
     Exits with 0 if every run recovered within the bounds, lost nothing and ended with the bits of the undisturbed one, with
     17 if not; with 21, 22, 23 as selftest does, if the command does not repeat itself, nothing could be proven, or it failed.
     """
     if as_list:
-        click.echo("\n".join(table(("DRILL", ""), [*_DRILLS.items()])))
-        return 0
+        return _list(as_json=options["as_json"])
     if drill is None:
-        raise UsageError("no drill was named", kind="no-drill", hint="milepost drill --list has them")
-    return _drill(drill, command, html, keep=keep, **options)
+        hint = f"milepost drill kill9, or one of {', '.join(_DRILLS)}; --list says what each does"
+        raise UsageError("no drill was named", kind="no-drill", hint=hint)
+    if options["disk"] and drill != "diskfull":
+        raise UsageError("only diskfull fills a disk", kind="bad-setting", hint="milepost drill diskfull --disk ...", drill=drill)
+    if html_file is not None:
+        _check_page(Path(html_file))
+    return _drill(drill, command, html_file, keep=keep, **options)
 
 
-def _drill(verb: Any, command: tuple[str, ...], html: IO[str] | None, *, keep: bool, as_json: bool, **options: Any) -> int:
+def _list(*, as_json: bool) -> int:
+    if as_json:
+        from milepost.cli import document
+
+        click.echo(document.encode("drills", "", {"drills": _DRILLS}))
+    else:
+        click.echo("\n".join(table(("DRILL", "WHAT IT DOES"), [*_DRILLS.items()])))
+    return 0
+
+
+def _check_page(path: Path) -> None:
+    """Say before hours of drilling that its page could not be written."""
+    if not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        hint = "name a file in a directory that is there, and that you may write to: --html drill.html"
+        raise UsageError("the page cannot be written there", kind="bad-page", hint=hint, html=path)
+
+
+def _drill(verb: Any, command: tuple[str, ...], html_file: str | None, *, keep: bool, as_json: bool, **options: Any) -> int:
     from milepost.supervise import small_disk
     from milepost.supervise.drill_scratch import scratch
 
@@ -97,11 +134,18 @@ def _drill(verb: Any, command: tuple[str, ...], html: IO[str] | None, *, keep: b
             click.echo("\n".join((*_lines(verdict), *_meaning(verdict))))
         if keep:
             click.echo(f"kept: {folder}", err=True)
-        if html is not None:
-            from milepost.supervise.drill_page import page
-
-            html.write(page(verdict, [*_lines(verdict)], [*_meaning(verdict)]))
+        if html_file is not None:
+            _write_page(verdict, Path(html_file))
     return _CODES[verdict.outcome]
+
+
+def _write_page(verdict: Verdict, path: Path) -> None:
+    from milepost.supervise.drill_page import page
+
+    try:
+        path.write_text(page(verdict, [*_lines(verdict)], [*_meaning(verdict)]), encoding="utf-8")
+    except OSError as error:
+        click.echo(f"the page could not be written ({error.strerror}): {plain(str(path))}", err=True)
 
 
 def _tell(line: str) -> None:
@@ -128,37 +172,24 @@ def _request(
     *,
     roots: tuple[str, ...],
     runs: int,
-    for_: str | None,
-    timeout: str,
-    grace: str,
-    max_rto: str | None,
+    for_: float | None,
+    timeout: float,
+    grace: float,
+    max_rto: float | None,
     max_rpo_steps: int | None,
-    max_rpo: str | None,
+    max_rpo: float | None,
     disk: str | None,
     here: bool,
 ) -> Request:
-    from milepost.lifecycle.amounts import seconds_of
     from milepost.supervise.drill import Request
     from milepost.supervise.drill_judge import Bounds
 
     if roots and not command:
         hint = f"say what to run: milepost drill {verb} --root {roots[0]} -- python train.py"
         raise UsageError("a run root does not say how it is trained", kind="no-command", hint=hint)
-    bounds = Bounds(
-        seconds_of(max_rto) if max_rto is not None else None, max_rpo_steps, seconds_of(max_rpo) if max_rpo is not None else None
-    )
-    return Request(
-        verb,
-        command,
-        roots,
-        runs,
-        seconds_of(timeout),
-        seconds_of(for_) if for_ is not None else None,
-        seconds_of(grace),
-        Path.cwd() if here else None,
-        bounds,
-        Path(disk) if disk else None,
-    )
+    bounds = Bounds(max_rto, max_rpo_steps, max_rpo)
+    place, given = Path.cwd() if here else None, Path(disk) if disk else None
+    return Request(verb, command, roots, runs, timeout, for_, grace, place, bounds, given)
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
@@ -179,7 +210,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.complaint:
         yield from ("the end of its stderr:", *(f"  {plain(line)}" for line in verdict.complaint))
     if verdict.kind in _HINTS:
-        yield f"hint: {_HINTS[verdict.kind]}"
+        in_its_own_place = verdict.kind == "failed-by-itself" and verdict.request.here is not None
+        yield f"hint: {'start it once without a drill' if in_its_own_place else _HINTS[verdict.kind]}"
 
 
 def _summary(verdict: Verdict, runs: Sequence[Drilled]) -> str:
@@ -230,6 +262,7 @@ _WHY = {
     "saved-elsewhere": "it saved somewhere else:",
     "another-root": "it did not go on from what was copied:",
     "never-resumed": "it began anew, although there was something to go on from",
+    "at-its-end": "it went on from the copy, and trained nothing more: that run is at its end",
     "saved-only-once": "it saved only once, so there is nothing to go on from",
     "ended-before": "it ended before it could be struck, three times over",
     "nothing-to-fall-back-to": "there was never more than one generation, so there is nothing to fall back to",
@@ -242,6 +275,7 @@ _HINTS = {
     "saved-elsewhere": "something clears the environment, or has another milepost",
     "another-root": "name the root as the command does: --root runs/ppo",
     "never-resumed": 'call engine.resume(), and without which="never"',
+    "at-its-end": "drill it from its beginning, without --root, or have it train for longer",
     "saved-only-once": "let it save on the way: when=every(steps=...)",
     "ended-before": "let it run longer, or save earlier",
     "nothing-to-fall-back-to": "keep more: Keep(last=5)",

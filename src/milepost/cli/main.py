@@ -42,6 +42,7 @@ class Milepost(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         given = sys.argv[1:] if args is None else list(args)
+        ours = given[: given.index("--")] if "--" in given else given  # what follows is a command's own
         if args is None:
             # A list of thousands of generations is no garbage, and is not to be walked in search of it every 700 objects.
             gc.set_threshold(100_000)
@@ -49,8 +50,8 @@ class Milepost(click.Group):
         extra["standalone_mode"] = False  # click raises instead of printing and exiting in its own way
         code = failure.run(
             lambda: super(Milepost, self).main(given, *rest, **extra),
-            as_json="--json" in given,
-            verbose=not {"-v", "--verbose"}.isdisjoint(given),
+            as_json="--json" in ours,
+            verbose=not {"-v", "--verbose"}.isdisjoint(ours),
         )
         if args is None:
             gc.freeze()  # nor at the end: the process gives all of it back
@@ -72,8 +73,8 @@ class Milepost(click.Group):
 @click.group(cls=Milepost, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(milepost.__version__)
 def main() -> None:
-    """Look at the checkpoints of a training run, check them, and choose where the next start begins.
+    """Keep training runs alive (run, up), try that (selftest, drill), and look after their checkpoints (all others).
 
-    Every verb takes the run's directory (or url) first. A generation is called latest, latest~2, best, best:METRIC,
-    @STEP, g000042 or 42.
+    Those take the run's directory (or url) first. A generation is called latest, latest~2, best, best:METRIC, @STEP, g000042
+    or 42. A length of time is written 90s, 15m, 12h or 7d.
     """

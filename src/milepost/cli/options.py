@@ -8,10 +8,35 @@ from typing import Any
 import click
 
 from milepost.clock import SystemClock
+from milepost.errors import UsageError
+from milepost.lifecycle.amounts import seconds_of
 from milepost.publish.signed import open_root
 from milepost.store.base import Store
 
 _KEY_FILE = f"{__name__}.key_file"
+
+
+class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no arguments for it
+    """Read a length of time in seconds (``90s``, ``15m``), or one of the ``words`` that may stand for it."""
+
+    name = "time"
+
+    def __init__(self, *words: str, zero: bool = False) -> None:
+        """``zero``: no time at all is one, too."""
+        self._words, self._zero = words, zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """Return the seconds, or the word. What is neither names its option."""
+        if value in self._words or not isinstance(value, str):
+            found: float | str = value
+            return found
+        try:
+            seconds = seconds_of(value)
+        except UsageError:
+            self.fail(f"{value!r} is not a length of time ({', '.join(('like 90s, 15m, 12h or 7d', *self._words))})", param, ctx)
+        if not (seconds or self._zero):
+            self.fail("it has to be longer than no time at all", param, ctx)
+        return seconds
 
 
 def verb(function: Callable[..., int | None]) -> click.Command:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from milepost.cli import document
+from milepost.cli.options import Time
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
@@ -27,10 +28,10 @@ from milepost.supervise.requeue import MOST, requeue
 from milepost.supervise.running import Bench, Outcome, Report, Request
 from milepost.supervise.running import run as keep_running
 
-_FOREVER = "-1: without limit."
+_FOREVER = "Here and below -1 is without limit, and a new checkpoint gives all of it back."
 
 backoff_option = click.option(
-    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait before a start, growing from .. to."
+    "--backoff", metavar="TIME..TIME", default="5s..5m", show_default=True, help="Wait at most so long before a restart, growing."
 )
 requeue_option = click.option(
     "--requeue",
@@ -48,28 +49,43 @@ json_option = click.option(
 )
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"allow_interspersed_args": False}, short_help="Keep a command running: signals, restarts, hangs."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
-    "--max-failures", type=click.IntRange(-1), default=3, show_default=True, help="Start again so often after its own faults."
+    "--max-failures",
+    type=click.IntRange(-1),
+    default=3,
+    show_default=True,
+    help=f"Start again so often after its own faults. {_FOREVER}",
 )
 @click.option(
     "--max-infrastructure",
     type=click.IntRange(-1),
     default=10,
     show_default=True,
-    help="So often after faults of the machine, its disks, its network, and hangs.",
+    help="So often after faults of the machine, its disks, its network, after hangs, and after a SIGKILL from outside.",
 )
-@click.option(
-    "--max-preemptions", type=click.IntRange(-1), default=-1, show_default=True, help=f"So often after preemptions. {_FOREVER}"
-)
+@click.option("--max-preemptions", type=click.IntRange(-1), default=-1, show_default=True, help="So often after preemptions.")
 @backoff_option
-@click.option("--grace", metavar="TIME", default="auto", help="What SIGTERM leaves. Else MILEPOST_GRACE, else 30s.")
 @click.option(
-    "--hang-after", metavar="TIME", default="auto", help="No safe point for so long is a hang; or off. [default: by its own]"
+    "--grace",
+    metavar="TIME",
+    type=Time("auto"),
+    default="auto",
+    help="Time to save and leave after a SIGTERM, then it is killed. [default: MILEPOST_GRACE, else 30s]",
+)
+@click.option(
+    "--hang-after",
+    metavar="TIME",
+    type=Time("auto", "off"),
+    default="auto",
+    show_default=True,
+    help="No safe point for so long is a hang; off: nothing is. auto: ten times the longest silence so far, 10m at least.",
 )
 @click.option("--notice", metavar="WHERE", help="Where preemption is announced: a path, a URL, ec2, gcp, azure.")
-@click.option("--limit", metavar="TIME", help="Have it save and leave after so long.")
+@click.option("--limit", metavar="TIME", type=Time(), help="Have it save and leave after so long.")
 @requeue_option
 @log_option
 @json_option
@@ -80,10 +96,10 @@ def run(
     max_infrastructure: int,
     max_preemptions: int,
     backoff: str,
-    grace: str,
-    hang_after: str,
+    grace: float | str,
+    hang_after: float | str,
     notice: str | None,
-    limit: str | None,
+    limit: float | None,
     when: str,
     log: Path | None,
     as_json: bool,
@@ -94,7 +110,7 @@ def run(
     it ends with 0. Each start goes on from its newest checkpoint. Failures that starting again cannot heal end it.
 
     Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it has saved and is to be started
-    again, with 130 after a Ctrl-C.
+    again, with 130 after a Ctrl-C. A second SIGTERM or Ctrl-C, more than a second later, kills all of it at once.
     """
     check_the_system()
     open_what_is_closed()
@@ -105,7 +121,7 @@ def run(
         _grace(grace),
         _pulse(hang_after),
         notice,
-        None if limit is None else seconds_of(limit),
+        limit,
     )
     clock, console = SystemClock(), Console()
     journal = Journal(console, clock, log, as_json=as_json)
@@ -155,31 +171,25 @@ def is_a_program() -> bool:
 def backoff_of(text: str) -> tuple[float, float]:
     """Return the first wait and the longest of ``5s..5m``."""
     first, dots, longest = text.partition("..")
-    waits = seconds_of(first), seconds_of(longest if dots else first)
+    try:
+        waits = seconds_of(first), seconds_of(longest if dots else first)
+    except UsageError as error:
+        hint = "a first wait and the longest, --backoff 5s..5m, or one for both, --backoff 30s"
+        raise UsageError("--backoff is not a length of time", kind=error.kind, hint=hint, given=text) from error
     if waits[0] > waits[1]:
-        raise UsageError(
-            "the longest wait is not shorter than the first", kind="bad-setting", hint="--backoff 5s..5m", backoff=text
-        )
+        raise UsageError("the longest wait is shorter than the first", kind="bad-setting", hint="--backoff 5s..5m", backoff=text)
     return waits
 
 
-def _grace(text: str) -> float:
-    if text == "auto":
-        told = grace_here(None)
-        return told.grace_s if told is not None else GRACE_S
-    seconds = seconds_of(text)
-    if seconds <= 0:
-        raise UsageError("a grace period is above 0", kind="bad-setting", hint="--grace 90s", grace=text)
-    return seconds
+def _grace(given: float | str) -> float:
+    if isinstance(given, float):
+        return given
+    told = grace_here(None)
+    return told.grace_s if told is not None else GRACE_S
 
 
-def _pulse(text: str) -> partial[Pulse] | None:
-    if text == "off":
-        return None
-    seconds = None if text == "auto" else seconds_of(text)
-    if seconds is not None and seconds <= 0:
-        raise UsageError("a hang takes some time", kind="bad-setting", hint="--hang-after 20m, auto or off", hang_after=text)
-    return partial(Pulse, seconds)
+def _pulse(given: float | str) -> partial[Pulse] | None:
+    return None if given == "off" else partial(Pulse, given if isinstance(given, float) else None)
 
 
 def _document(outcome: Outcome, command: tuple[str, ...]) -> document.Document:

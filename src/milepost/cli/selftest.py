@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from milepost.cli import document
+from milepost.cli.options import Time
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
-from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.divergence import Apart, Divergence
 from milepost.supervise.advice import advice
 from milepost.supervise.judging import Comparison, Parting
@@ -34,7 +34,9 @@ _CODES = {
 }
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"allow_interspersed_args": False}, short_help="Kill a script, resume it, and compare bit for bit."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--kills", type=click.IntRange(1, 100), default=2, show_default=True, help="Kill it so often.")
 @click.option(
@@ -45,13 +47,13 @@ _CODES = {
     help="When to kill: between two saves, while one is written, each of them in turn, or at random.",
 )
 @click.option("--twice", is_flag=True, help="First run it alone a second time: does it do the same, if nobody disturbs it?")
-@click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Stop a start that takes longer.")
+@click.option("--timeout", metavar="TIME", type=Time(), default="10m", show_default=True, help="Stop a start that takes longer.")
 @click.option("--here", is_flag=True, help="Run it in this directory, not in an empty one.")
 @click.option("--keep", is_flag=True, help="Keep the scratch directory with all runs, and say where it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
 def selftest(
-    command: tuple[str, ...], kills: int, at: Any, twice: bool, timeout: str, here: bool, keep: bool, as_json: bool
+    command: tuple[str, ...], kills: int, at: Any, twice: bool, timeout: float, here: bool, keep: bool, as_json: bool
 ) -> int:
     """Prove that a training script resumes exactly: milepost selftest -- python train.py
 
@@ -62,7 +64,7 @@ def selftest(
     nothing could be proven (it saves nothing, or only at its end), and with 23 if it fails by itself.
     """
     scratch = Path(tempfile.mkdtemp(prefix="milepost-selftest-"))
-    request = Request(command, kills, at, twice, seconds_of(timeout), Path.cwd() if here else None)
+    request = Request(command, kills, at, twice, timeout, Path.cwd() if here else None)
     bench = Bench(scratch, SystemClock(), threading.Event().wait, lambda line: click.echo(line, err=True))
     try:
         verdict = prove(request, bench)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from milepost.cli import document
+from milepost.cli.options import Time
 from milepost.cli.run import (
     backoff_of,
     backoff_option,
@@ -24,7 +25,6 @@ from milepost.cli.run import (
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
-from milepost.lifecycle.amounts import seconds_of
 from milepost.lifecycle.stopping import EXIT_CODE
 from milepost.supervise.control import CONTROL, ControlLock, ask, error_of
 from milepost.supervise.hearing import Hearing
@@ -50,7 +50,7 @@ _control = click.option(
 )
 
 
-@click.command()
+@click.command(short_help="Run the roles of a pipeline, and what falls again.")
 @click.argument("pipeline", type=click.Path(path_type=Path), default=_FILE)
 @click.option("--check", is_flag=True, help="Read the file, show in which order roles start and how they end, start nothing.")
 @click.option("--control", type=click.Path(path_type=Path), help="Take orders at this socket. Else at the file's name + .sock.")
@@ -65,8 +65,8 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     Starts each role after those that it depends on, starts again what ends too early, by each role's own rule, and takes
     orders of others (milepost restart). SIGTERM and Ctrl-C end all of it in good order, whoever relies on others first.
 
-    Exits with 0 once every role is done, with 75 if it was stopped and has saved, with 130 after a Ctrl-C, and with the code
-    of the process for which it gave up.
+    Exits with 0 once every role is done, with 75 if it was stopped and has saved, with 130 after a Ctrl-C, with 143 after
+    another signal where nothing asked to go on, and with the code of the process for which it gave up.
     """
     plan = read_plan(pipeline)
     if check:
@@ -111,7 +111,7 @@ def _tell(end: PipelineEnd, journal: Journal) -> None:
     journal("over", f"exit code {end.exit_code} after {counted(end.starts, 'start')}: {end.why}", exit_code=end.exit_code)
 
 
-@click.command()
+@click.command(short_help="Have a role of a running pipeline, or a part, started again.")
 @click.argument("what")
 @click.argument("index", type=click.IntRange(0), required=False)
 @_control
@@ -119,7 +119,9 @@ def _tell(end: PipelineEnd, journal: Journal) -> None:
 @click.option("--now", is_flag=True, help="Kill it at once; else it has its grace period to save.")
 @click.option("--why", default="", help="The reason, for the log.")
 @click.option("--key", help="Given again with the same key, it is done once.")
-@click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Wait so long for it to be carried out.")
+@click.option(
+    "--timeout", metavar="TIME", type=Time(), default="10m", show_default=True, help="Wait so long for it to be carried out."
+)
 @_json
 @_verbose
 def restart(
@@ -130,7 +132,7 @@ def restart(
     now: bool,
     why: str,
     key: str | None,
-    timeout: str,
+    timeout: float,
     as_json: bool,
 ) -> int:
     """Have part of a running pipeline started again: milepost restart sampler 3
@@ -139,7 +141,7 @@ def restart(
     it was started again and is ready.
     """
     order = _order(what, index, attempt, now, why[:1000])
-    answer = _asked(_control_of(control), order, key or SystemClock().nonce(), seconds_of(timeout))
+    answer = _asked(_control_of(control), order, key or SystemClock().nonce(), timeout)
     if as_json:
         click.echo(document.encode("restart", "", {name: answer[name] for name in ("key", "outcome", "standings")}))
         return 0
@@ -149,7 +151,7 @@ def restart(
     return 0
 
 
-@click.command()
+@click.command(short_help="Show the processes of a running pipeline.")
 @_control
 @_json
 @_verbose

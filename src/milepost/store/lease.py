@@ -299,4 +299,4 @@ def _lives_here(found: LeaseRecord | None) -> bool:
 
 
 def _elsewhere(who: str) -> str:
-    return f"wait for it (lease_wait), or take over if {who} is gone (--take-over)"
+    return f"wait for it (lease_wait), or take over if {who} is gone (take_over=True, --take-over)"

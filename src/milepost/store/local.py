@@ -226,7 +226,7 @@ class LocalStore(Store):
 
         # A new claim begins, perhaps after one that failed because somebody had removed the root.
         self._directories.forget()
-        with failures_of("make", self.root):
+        with failures_of("make the directory", self.root):
             self._directories.keep(self.root)
         return FileGuard(self.root, self._posix, self._clock, self._wait, wait_s=wait_s, take_over=take_over)
 

@@ -284,7 +284,7 @@ def no_locks_error(path: str) -> StoreError:
         "the file system has no locks, so a second writer cannot be kept out",
         kind="no-locks",
         retryable=False,
-        hint="mount it with flock, or make sure of it yourself and pass --take-over (the terms still fence)",
+        hint="mount it with flock, or make sure of it yourself and pass take_over=True or --take-over (the terms still fence)",
         path=path,
     )
 
@@ -296,7 +296,7 @@ def held_error(root: str, path: str, clock: Clock) -> ConflictError:
         return ConflictError(
             "another process writes to this run root",
             kind="held",
-            hint="stop it, wait for it (lease_wait), or take over if it is stuck (--take-over)",
+            hint="stop it, wait for it (lease_wait), or take over if it is stuck (take_over=True, --take-over)",
             held_by=_pids(path),
             root=root,
         )
@@ -307,12 +307,12 @@ def held_error(root: str, path: str, clock: Clock) -> ConflictError:
     elif holder.is_here and not holder.is_alive:
         # Killed, and a child it forked behind our back lives on with the lock.
         message = "the writer of this run root is gone, but a process it started still holds its lock"
-        hint, facts["held_by"] = "stop that process, or take over (--take-over)", _pids(path)
+        hint, facts["held_by"] = "stop that process, or take over (take_over=True, --take-over)", _pids(path)
     else:
         message = "another process writes to this run root"
-        hint = f"stop it (kill {holder.pid}), wait for it (lease_wait), or take over if it is stuck (--take-over)"
+        hint = f"stop it (kill {holder.pid}), wait for it (lease_wait), or take over if it is stuck (take_over=True, --take-over)"
         if not holder.is_here:
-            hint = f"wait for it (lease_wait), or take over if {holder.host} is gone (--take-over)"
+            hint = f"wait for it (lease_wait), or take over if {holder.host} is gone (take_over=True, --take-over)"
     return ConflictError(message, kind="held", hint=hint, **facts)
 
 

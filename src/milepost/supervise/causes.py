@@ -210,12 +210,14 @@ def _by_the_end(end: End, text: str) -> Found | None:
 def _of_a_stop(stopped: StoppedRecord) -> Found | None:
     """Return why it left; None if the program itself chose another exit code: then that is what it wants to say."""
     path = shown(stopped.path)
+    if path == STOP_AT:
+        path = f"its time limit ({STOP_AT})"  # that is what --limit sets
     left = f"it left after {path}{_at(stopped.step)}" + ("" if stopped.complete else ", without its replay")
     if stopped.exit_code == INTERRUPTED:
         return "interrupted", left
     if path.startswith("notice"):
         return "notice", left
-    if path.startswith(("limit", "SLURM", STOP_AT)):
+    if path.startswith(("limit", "SLURM", "its time limit")):
         return "time-up", left
     return ("preempted", left) if stopped.exit_code == EXIT_CODE else None
 

@@ -23,7 +23,7 @@ from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Bench, Run
 from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb, reached
 from milepost.supervise.moments import Moment
-from milepost.supervise.small_disk import Disk, GivenDisk, SmallDisk
+from milepost.supervise.small_disk import Disk, GivenDisk, SmallDisk, check_disk
 
 Outcome: TypeAlias = Literal["recovered", "missed its bounds", "not deterministic", "nothing proven", "failed"]
 
@@ -83,10 +83,13 @@ def drill(request: Request, bench: Bench) -> Verdict:
     """Run the drill. Takes one undisturbed run, and about one more for each of ``runs``.
 
     ``diskfull`` mounts a file system unless it is given a ``disk``: `milepost.supervise.small_disk.enter` has to come first.
-    Raises `UsageError` (kind ``no-such-command``), `NotFoundError` (kind ``no-such-run``) before anything is started.
+    Raises `UsageError` (kinds ``no-such-command``, ``no-disk-of-its-own``), `NotFoundError` (kind ``no-such-run``) before
+    anything is started.
     """
     for named in request.roots:
         check_root(named)
+    if request.verb == "diskfull" and request.disk:
+        check_disk(request.disk)
     (bench.scratch / "copied").mkdir()
     # All runs begin from one copy: the original may go on meanwhile.
     copied = tuple(
@@ -120,7 +123,14 @@ def _alone(drill: Drill) -> Verdict | None:
     if followed != "ended":
         run.kill(start)
     seconds = (start.ended_ns - start.began_ns) / 1e9
-    bench.say(f"undisturbed: {seconds:.1f} s, {run.watch.published - before:,} generations, newest of step {run.watch.step:,}")
+    generations = run.watch.published - before
+    saved = (
+        f"{generations:,} generation{'s' * (generations != 1)}, newest of step {run.watch.step:,}"
+        if generations
+        else "nothing saved"
+    )
+    failed = f"exit code {start.exit_code}, " if followed == "ended" and start.exit_code else ""
+    bench.say(f"undisturbed: {seconds:.1f} s, {failed}{saved}")
     if followed == "timed out" or (followed == "ended" and start.exit_code != 0):
         kind = "timed-out" if followed == "timed out" else "failed-by-itself"
         return Verdict("failed", kind, request, drill.copied, complaint=start.child.complaint())

@@ -97,7 +97,7 @@ class Drilled:
         if self.from_step is not None:
             parts.append(f"went on from step {self.from_step:,}")
         if self.rto_s is not None:
-            parts.append(f"after {self.rto_s:.1f} s")
+            parts.append(f"trained on after {self.rto_s:.1f} s")
         parts += [f"end {self.end}", *(f"lost: {each}" for each in self.lost), *self.problems, *self.notes]
         return "; ".join(parts)
 
@@ -109,6 +109,8 @@ def undisturbed_fault(run: Run, copied: Sequence[Copied]) -> tuple[str, list[str
         # Whoever clears the environment, or has another milepost, saves past what is set for it.
         places = [] if run.here else [str(place.relative_to(run.work)) for place in strays(run.work)]
         places += [each.named for each in copied if _terms(check_root(each.named)) - _terms(each.at)]
+        if not places and any(seen.beats.resumed for seen in run.starts[0].pulse.all):
+            return "at-its-end", []
         return ("saved-elsewhere" if places else "never-saved"), places
     idle = [root for name, root in run.watch.saved.items() if name not in new]
     if idle:
@@ -116,6 +118,8 @@ def undisturbed_fault(run: Run, copied: Sequence[Copied]) -> tuple[str, list[str
         return "another-root", [*(f"{root.original} was copied, and nothing was saved to it" for root in idle), *went]
     if any(base_of(first) == 0 for name, first in new.items() if run.copied.get(name)):
         return "never-resumed", []
+    if copied and run.watch.step <= max(each.step for each in copied):
+        return "at-its-end", []
     return ("saved-only-once", []) if run.watch.published < 2 else ("", [])
 
 

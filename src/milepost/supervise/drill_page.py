@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from milepost.supervise.drill import Verdict
 from milepost.supervise.drill_judge import Drilled
@@ -11,6 +11,7 @@ from milepost.text import plain
 
 _WIDTH, _LEFT, _LANE = 900, 64, 26
 _NICE = (1.0, 2.0, 5.0, 10.0)
+_TITLES = {"end-differs": "the end differs", "generation-lost": "generations are lost", "not-recovered": "not recovered"}
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --dim: #59636e; --paper: #ffffff; --line: #d1d9e0;
@@ -21,13 +22,15 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1rem; margin-top: 2rem; }
 code, td, th { font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--dim); font: 12px system-ui, sans-serif; }
+svg { width: 100%; min-width: 44rem; height: auto; display: block; }
+svg text { fill: var(--dim); font: 12px system-ui, sans-serif; }
 .axis { stroke: var(--line); } .starting { fill: var(--line); } .run { fill: var(--run); }
 .down { fill: none; stroke: var(--down); stroke-dasharray: 3 3; }
 .again { fill: var(--again); } .on { fill: var(--on); } .save { stroke: var(--paper); }
 .strike { stroke: var(--down); stroke-width: 2.5; fill: none; } .bound { stroke: var(--down); stroke-dasharray: 4 3; }
 .dot { fill: var(--run); fill-opacity: .6; stroke: var(--run); }
 table { border-collapse: collapse; width: 100%; }
+td:nth-child(2) { min-width: 16rem; }
 td, th { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 p { white-space: pre-wrap; }
 .bad { color: var(--down); font-weight: 600; } .scroll { overflow-x: auto; }
@@ -44,18 +47,29 @@ def page(verdict: Verdict, head: Sequence[str], facts: Sequence[str]) -> str:
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>{title}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{title}: <span{mark}>{_text(verdict.outcome)}</span></h1>",
+        f"<h1>{title}: <span{mark}>{_text(_TITLES.get(verdict.kind, verdict.outcome))}</span></h1>",
         f"<p><code>{_text(' '.join(request.command) or 'the built-in sample')}</code></p>",
         *(f"<p>{_text(line)}</p>" for line in head),
     ]
     if struck:
-        parts += ["<h2>Runs</h2>", *_lanes(struck, verdict.undisturbed_s), _legend()]
+        parts += ["<h2>Runs</h2>", *_wide([*_lanes(struck, verdict.undisturbed_s), _legend()])]
         bounds = request.bounds
-        parts += ["<h2>Recovery time (RTO), seconds</h2>", *_dots([run.rto_s for run in struck], bounds.rto_s, "RTO in seconds")]
-        parts += ["<h2>Work lost (RPO), steps</h2>", *_dots([run.rpo_steps for run in struck], bounds.rpo_steps, "RPO in steps")]
-    parts += ["<h2>Each run</h2>", '<div class="scroll"><table>', *_table(verdict.runs), "</table></div>"]
+        parts += [
+            "<h2>Recovery time (RTO), seconds</h2>",
+            *_wide(_dots([run.rto_s for run in struck], bounds.rto_s, "RTO in seconds")),
+        ]
+        parts += [
+            "<h2>Work lost (RPO), steps</h2>",
+            *_wide(_dots([run.rpo_steps for run in struck], bounds.rpo_steps, "RPO in steps")),
+        ]
+    parts += ["<h2>Each run</h2>", *_wide(["<table>", *_table(verdict.runs), "</table>"])]
     parts += ["<h2>What the numbers mean</h2>", *(f"<p>{_text(fact)}</p>" for fact in facts), "</body></html>", ""]
     return "\n".join(parts)
+
+
+def _wide(parts: Iterable[str]) -> list[str]:
+    """Return what is not squeezed on a narrow screen: there it is moved."""
+    return ['<div class="scroll">', *parts, "</div>"]
 
 
 def _text(text: str) -> str:

@@ -111,7 +111,7 @@ class Launcher:
         role, index = launch.role, str(launch.place.index)
         if not role.cwd.is_dir():
             hint = "cwd is relative to the folder of the pipeline file"
-            raise UsageError("its directory is not there", kind="no-such-directory", hint=hint, role=role.name, cwd=role.cwd)
+            raise UsageError(f"the directory of role {role.name} is not there", kind="no-such-directory", hint=hint, cwd=role.cwd)
         base = {**self.environment, **launch.environment}
         order = Order(
             tuple(word.replace("{index}", index) for word in role.command),

@@ -129,7 +129,8 @@ class Policy:
         if kind.retries is not None and self._by_kind[cause.kind] >= kind.retries:
             return f"that came {self._by_kind[cause.kind] + 1} times without a new generation between"
         if 0 <= limit <= self._spent[cause.budget]:
-            return f"{_NAMES[cause.budget]} {limit}/{limit} is spent, and no generation is new since"
+            spent = f"{_NAMES[cause.budget]} {limit}/{limit} is spent, and no generation is new since"
+            return spent if limit else f"no {_NAMES[cause.budget]} is allowed"
         if kind.back_after and self._resume:
             back = ", ".join(f"generation {number}" for _, number in self._resume)
             return f"it ends so from {back} as well: the one after it is not what is wrong"

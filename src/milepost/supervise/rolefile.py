@@ -43,7 +43,8 @@ def read_plan(path: Path) -> Plan:
         hint = "name the file: milepost up path/to/pipeline.toml"
         raise NotFoundError("there is no such file", kind="no-such-pipeline", hint=hint, path=path) from error
     except OSError as error:
-        raise UsageError(f"the pipeline cannot be read: {error.strerror}", kind="bad-pipeline", path=path) from error
+        hint = "name the file itself, which this user may read: milepost up path/to/pipeline.toml"
+        raise UsageError(f"the pipeline cannot be read: {error.strerror}", kind="bad-pipeline", hint=hint, path=path) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         hint = "a role begins with [role.NAME]; text stands in quotes"
         raise UsageError(f"this is not TOML: {error}", kind="bad-pipeline", hint=hint, path=path) from error
@@ -263,7 +264,7 @@ _KEYS: Mapping[str, Callable[[object], Any]] = {
     "depends_on": _names,
     "until": _names,
     "ready": _ready,
-    "ready_within": _seconds,
+    "ready_within": _above_0,
     "env": _env,
     "cwd": _text,
     "grace": _above_0,

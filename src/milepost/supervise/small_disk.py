@@ -20,6 +20,7 @@ _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _REMOUNT, _RECURSIVE, _PRIVATE, _DETACH = 32, 16384, 1 << 18, 2
 _LEAST_BYTES = 64 << 20
 _TRIES = 50
+_NAME, _FILLER = "milepost-drill", "milepost-drill.filler"
 
 
 def enter() -> None:
@@ -103,6 +104,23 @@ class SmallDisk:
         _call("mount", b"milepost", os.fsencode(self.path), b"tmpfs", flags, f"size={size_bytes}".encode())
 
 
+def check_disk(mounted: Path) -> None:
+    """Raise `UsageError` (kind ``no-disk-of-its-own``) for anything but a file system on which nothing lies."""
+    try:
+        lies_there = {*os.listdir(mounted)} - {_NAME, _FILLER, "lost+found"}
+        what = "something lies on it" if lies_there else None
+        what = what if mounted.is_mount() else "it is a directory of a file system that holds more"
+    except OSError as error:
+        what = error.strerror
+    if what:
+        raise UsageError(
+            f"this is no empty file system of its own, which may be filled: {what}",
+            kind="no-disk-of-its-own",
+            hint="mount one, say docker run --tmpfs /small:size=1g, or mount -t tmpfs -o size=1g small /small",
+            path=mounted,
+        )
+
+
 class GivenDisk:
     """Be a file system that somebody has mounted for it, and on which nothing lies: all of it is filled by a file.
 
@@ -110,15 +128,8 @@ class GivenDisk:
     """
 
     def __init__(self, mounted: Path) -> None:
-        self.path, self._filler = mounted / "milepost-drill", mounted / "milepost-drill.filler"
-        if not mounted.is_mount() or {*os.listdir(mounted)} - {self.path.name, self._filler.name, "lost+found"}:
-            hint = "mount one, say docker run --tmpfs /small:size=1g, or mount -t tmpfs -o size=1g small /small"
-            raise UsageError(
-                "this is no empty file system of its own, and all of it would be filled",
-                kind="no-disk-of-its-own",
-                hint=hint,
-                path=mounted,
-            )
+        self.path, self._filler = mounted / _NAME, mounted / _FILLER
+        check_disk(mounted)
         self.close()  # what a drill that was killed has left
         self.path.mkdir()
 

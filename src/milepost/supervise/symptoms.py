@@ -58,6 +58,7 @@ _ROWS: dict[str, tuple[str, ...]] = {
         r"(?:Read|Connect)Timeout|\bUNAVAILABLE: ",
     ),
     "io": (r"Input/output error|Remote I/O error|\bEIO\b",),
+    "permission": (r"^milepost\.errors\.StoreError: could not .{0,80}: (?:Permission denied|Operation not permitted)",),
     "import": (
         r"^(?:ImportError|ModuleNotFoundError): ",
         r": error while loading shared libraries: |undefined symbol: ",

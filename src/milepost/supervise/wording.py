@@ -43,8 +43,9 @@ def how_ended(exit_code: int | None, number: int | None) -> str:
 
 def ended(end: End, cause: Cause) -> str:
     """Return how an attempt ended, and why."""
-    why = f": {cause.text}" if cause.kind != "done" else ""
-    return f"{how_ended(end.exit_code, end.signal)} after {span(end.duration_s)}{why}"
+    how = how_ended(end.exit_code, end.signal)
+    says_no_more = cause.kind == "done" or cause.text == f"it ended with {how}"
+    return f"{how} after {span(end.duration_s)}" + ("" if says_no_more else f": {cause.text}")
 
 
 def standing(newest: Iterable[Newest], end: End) -> list[str]:
@@ -62,5 +63,7 @@ def _standing(each: Newest, step: int) -> str:
 
 
 def ahead(decision: Decision) -> str:
-    """Return when it is started again, and by what right."""
+    """Return when it is started again, and by what right; or why it is not."""
+    if decision.action != "restart":
+        return f"is not started again: {decision.why}"
     return f"starts again {f'in {span(decision.wait_s)}' if decision.wait_s >= 0.05 else 'at once'}: {decision.why}"
