@@ -39,8 +39,27 @@ MORE = {
     "does not listen": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), stop=False"),
     "keeps one": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=1)"),
     "trains to 80": SCRIPTS["exact"].replace("< 40", "< 80"),
+    "ends with 75 and has not saved": "told = []\n"
+    "signal.signal(signal.SIGTERM, lambda *_: os._exit(75) if counters['step'] % 10 == 5 else told.append(1))\n"
+    + SCRIPTS["exact"]
+    .replace("Keep(last=5)", "Keep(last=5), stop=False")
+    .replace("hold(counters", "told and counters['step'] % 10 == 5 and os._exit(75); hold(counters"),
+    "in a session of its own": "import subprocess, sys\nif 'INNER' not in os.environ:\n"
+    "    inner = subprocess.Popen([sys.executable, *sys.argv], start_new_session=True, env=os.environ | {'INNER': '1'})\n"
+    "    sys.exit(inner.wait())\n" + SCRIPTS["exact"],
+    "under milepost run": "import sys\nif 'INNER' not in os.environ:\n    os.environ['INNER'] = '1'\n"
+    "    os.execv(sys.executable, [sys.executable, '-c', 'from milepost.cli.main import main; main()', 'run', '--', "
+    "sys.executable, *sys.argv])\n" + SCRIPTS["exact"],
     "goes by its whole path": SCRIPTS["exact"].replace("'runs/mine'", "HERE + '/runs/mine'").replace("< 40", "< 80"),
 }
+MORE["ends at once when it is started again, and would never"] = MORE["never ends, and saves"].replace(
+    "    while", "    if start > 1:\n        sys.exit()\n    while"
+)
+MORE["saves at other steps when it is started again"] = (
+    MORE["never ends, and saves"]
+    .replace("every(steps=10)", "every(steps=[10, 10**6][start > 1])")
+    .replace("hold(counters", "start > 1 and counters['step'] % 10 == 3 and engine.save(counters['step']); hold(counters")
+)
 
 
 def written(name: str, folder: Path, stops: dict[int, int | str] | None = None) -> Path:

@@ -94,6 +94,8 @@ A = '[role.a]\ncmd = "true"\n'
             'line 2, role a, cmd: && is for a shell, and there is none. If you need one: ["bash", "-c", "exec …"]',
         ),
         (A + 'restart = "always"', 'line 3, role a, restart: "always" is not known. Allowed: "worker", "trainer", "all"'),
+        (A + "hang_after = 0", "line 3, role a, hang_after: nobody is that fast: it has to be more than 0"),
+        (A + 'ready_within = "0s"', "line 3, role a, ready_within: nobody is that fast: it has to be more than 0"),
         (A + "count = 0", "line 3, role a, count: 0 is not a whole number from 1 to 4096"),
         (A + "count = true", "line 3, role a, count: True is not a whole number from 1 to 4096"),
         (A + 'count = "3"', 'line 3, role a, count: "3" is not a whole number from 1 to 4096'),
@@ -165,6 +167,8 @@ def test_what_is_no_toml_is_told_with_its_place(tmp_path: Path) -> None:
     (fault,) = faults_of(tmp_path, "[role.a]\ncmd = python train.py")
     assert fault.startswith("this is not TOML: ")
     assert "line 2" in fault
+    (fault,) = faults_of(tmp_path, f"[role.a]\ncmd = {'[' * 5000}")
+    assert fault.startswith("this is not TOML: ")
 
 
 def test_a_file_that_is_not_there_is_no_fault_of_the_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from milepost.supervise.drill_judge import NO_BOUNDS, Bounds, Drilled, judge, un
 from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Bench, Run
 from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb, reached
+from milepost.supervise.group import adopting
 from milepost.supervise.moments import Moment
 from milepost.supervise.small_disk import Disk, GivenDisk, SmallDisk
 
@@ -83,6 +84,11 @@ def drill(request: Request, bench: Bench) -> Verdict:
     ``diskfull`` mounts a file system unless it is given a ``disk``: `milepost.supervise.small_disk.enter` has to come first.
     Raises `UsageError` (kind ``no-such-command``), `NotFoundError` (kind ``no-such-run``) before anything is started.
     """
+    with adopting():  # whoever leaves the session of the command is found all the same
+        return _drill(request, bench)
+
+
+def _drill(request: Request, bench: Bench) -> Verdict:
     for named in request.roots:
         check_root(named)
     (bench.scratch / "copied").mkdir()
@@ -161,6 +167,8 @@ def _verdict(drill: Drill, runs: tuple[Drilled, ...]) -> Verdict:
     if drill.request.bounds.missed(runs):
         return Verdict("missed its bounds", "bound", *facts)
     missed = next((run.kind for run in runs if not run.struck), None)
+    if missed is None and all(run.end == "not compared" for run in runs):
+        missed = "never-compared"
     return Verdict("nothing proven", missed, *facts) if missed else Verdict("recovered", "recovered", *facts)
 
 

@@ -52,9 +52,10 @@ class Pulse:
     def look(self, now_ns: int) -> bool:
         """Note what is new, and return whether anything is."""
         new = False
-        for name in os.listdir(self.folder):
-            beats = read_beats(self.folder / name) if name.startswith("beat-") else None
-            before = self.seen.setdefault(name, []) if beats else []
+        # Under `milepost run` each attempt has a folder within.
+        for path in (Path(folder, name) for folder, _, names in os.walk(self.folder) for name in names):
+            beats = read_beats(path) if path.name.startswith("beat-") else None
+            before = self.seen.setdefault(str(path), []) if beats else []
             if beats is not None and (not before or before[-1].beats != beats):
                 before.append(Seen(now_ns, beats))
                 self.trains = self.trains or beats.phase == "training"

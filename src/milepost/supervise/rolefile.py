@@ -45,7 +45,7 @@ def read_plan(path: Path) -> Plan:
         raise NotFoundError("there is no such file", kind="no-such-pipeline", hint=hint, path=path) from error
     except OSError as error:
         raise UsageError(f"the pipeline cannot be read: {error.strerror}", kind="bad-pipeline", path=path) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         hint = "a role begins with [role.NAME]; text stands in quotes"
         raise UsageError(f"this is not TOML: {error}", kind="bad-pipeline", hint=hint, path=path) from error
     reading = _Reading(text, path.absolute().parent)
@@ -240,8 +240,14 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _some_seconds(value: object) -> float:
+    if not (seconds := _seconds(value)):
+        raise _Unfit("nobody is that fast: it has to be more than 0")
+    return seconds
+
+
 def _hang(value: object) -> float | str:
-    return value if isinstance(value, str) and value in ("auto", "off") else _seconds(value)
+    return value if isinstance(value, str) and value in ("auto", "off") else _some_seconds(value)
 
 
 def _shown(value: object) -> str:
@@ -257,7 +263,7 @@ _KEYS: Mapping[str, Callable[[object], Any]] = {
     "depends_on": _names,
     "until": _names,
     "ready": _ready,
-    "ready_within": _seconds,
+    "ready_within": _some_seconds,
     "env": _env,
     "cwd": _text,
     "grace": _seconds,
