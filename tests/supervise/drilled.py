@@ -36,6 +36,8 @@ MORE = {
     "never ends, and saves": SCRIPTS["exact"]
     .replace("< 40", "< 10**9")
     .replace("hold(counters", "threading.Event().wait(0.002); hold(counters"),
+    "takes its time to begin, and waits for the other": "import threading\nthreading.Event().wait(4.0 * (start > 1))\n"
+    + SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), lease_wait=1000.0"),
     "does not listen": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), stop=False"),
     "keeps one": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=1)"),
     "trains to 80": SCRIPTS["exact"].replace("< 40", "< 80"),

@@ -109,6 +109,14 @@ def test_a_second_start_that_waits_is_ended_and_has_written_nothing(tmp_path: Pa
     assert (run.end, run.problems) == ("identical", ())
 
 
+def test_a_second_start_that_takes_its_time_to_begin_is_tried_all_the_same(tmp_path: Path) -> None:
+    """It takes longer to begin than one that has come to its root is let wait: 4 and 3 s."""
+    run = only(drilled("takes its time to begin, and waits for the other", tmp_path, "stop"))
+    assert run.notes == ("the second start waited; it was ended after 3 s",)
+    at_s = {mark.kind: mark.at_s for mark in run.marks}
+    assert at_s["ended"] - at_s["struck"] > 4.0 + 3.0
+
+
 def test_a_flipped_bit_in_a_blob_a_manifest_and_latest(tmp_path: Path) -> None:
     """Three runs of a real process, and one alone: seven starts."""
     verdict = drilled("exact", tmp_path, "bitflip", runs=3)

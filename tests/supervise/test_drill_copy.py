@@ -259,6 +259,23 @@ def test_only_directories_of_ended_drills_are_removed(tmp_path: Path, monkeypatc
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
+def test_what_still_trains_in_the_directory_of_a_killed_drill_ends_with_it_and_nobody_else(tmp_path: Path) -> None:
+    left, mine = tmp_path / "milepost-drill-left", tmp_path / "mine"
+    left.mkdir()
+    (left / "drill.lock").touch()
+    theirs, other = (
+        subprocess.Popen(["sleep", "1000"], env=os.environ | {"MILEPOST_ROOT": f"{folder}/roots"}) for folder in (left, mine)
+    )
+    try:
+        assert drill_scratch.remove_left_over(tmp_path) == [left]
+        assert theirs.wait(60) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for each in (theirs, other):
+            each.kill()
+            each.wait()
+
+
 def test_a_command_that_does_not_go_on_from_the_copy_is_told_so_and_never_struck(mine: Path) -> None:
     verdict = drilled("begins anew", Path.cwd(), roots=("runs/mine",))
     assert (verdict.outcome, verdict.kind, verdict.runs) == ("nothing proven", "never-resumed", ())

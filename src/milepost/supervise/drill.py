@@ -30,6 +30,7 @@ SAMPLE = (sys.executable, "-m", "milepost.supervise.drill_sample")
 _TRIES = 3
 _EVERY_THIRD = 3
 _LEAST_HOLD_S = 3.0
+_LEAST_BEGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,8 @@ def _aim(drill: Drill, number: int, attempt: int) -> Aim:
     instants = instants_of(alone)
     moment = moment_of(instants, sum(alone.copied_generations.values()), number, drill.bench.draw() / attempt, request.verb)
     longest_s = max((later - earlier for earlier, later in pairwise(instants)), default=0) / 1e9
-    return Aim(number, moment, request.grace_s, max(_LEAST_HOLD_S, 3 * longest_s), alone.watch.step, drill.disk)
+    begin_s = max(_LEAST_BEGIN_S, 10 * (instants[0] - alone.starts[0].began_ns) / 1e9)
+    return Aim(number, moment, request.grace_s, max(_LEAST_HOLD_S, 3 * longest_s), begin_s, alone.watch.step, drill.disk)
 
 
 def instants_of(alone: Run) -> list[int]:

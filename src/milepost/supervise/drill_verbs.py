@@ -38,6 +38,8 @@ class Aim:
     grace_s: float
     hold_s: float
     """How long to hold what is held: a full disk, a second start that waits."""
+    begin_s: float
+    """How long a second start may take to come to its run root."""
     last_step: int
     """Of the run that was left alone."""
     disk: Disk | None = None
@@ -94,7 +96,14 @@ def stop(run: Run, aim: Aim) -> Strike | Missed:
     terms = _terms(run)
     strike = _strike(run, start, "SIGSTOP", run.bench.clock.monotonic_ns(), since="SIGCONT")
     second = run.begin()
-    followed = run.follow(second, lambda _: _terms(run) > terms, within_s=aim.hold_s)
+    came_ns: list[int] = []
+
+    def is_over(now_ns: int) -> bool:
+        # Before it has come to its root it neither waits nor is it refused: it imports, and would prove nothing.
+        came_ns.extend([now_ns] if second.pulse.seen and not came_ns else [])
+        return _terms(run) > terms or (bool(came_ns) and now_ns - came_ns[0] >= aim.hold_s * 1e9)
+
+    followed = run.follow(second, is_over, within_s=aim.begin_s + aim.hold_s)
     took_over = _terms(run) > terms
     strike.what = f"stopped with SIGSTOP {_while(strike)}"
     if took_over:
@@ -103,7 +112,10 @@ def stop(run: Run, aim: Aim) -> Strike | Missed:
         _judge_refusal(second, strike)
     else:
         run.kill(second)
-        strike.notes.append(f"the second start waited; it was ended after {aim.hold_s:g} s")
+        if came_ns or not start.pulse.seen:
+            strike.notes.append(f"the second start waited; it was ended after {aim.hold_s:g} s")
+        else:
+            strike.problems.append(f"a second start had not come to its run root after {aim.begin_s + aim.hold_s:g} s")
     strike.restarts, strike.since_ns = took_over, run.bench.clock.monotonic_ns()
     strike.going_on = second if took_over else start
     start.child.signal(signal.SIGCONT, group=True)
