@@ -46,9 +46,6 @@ MORE = {
     + SCRIPTS["exact"]
     .replace("Keep(last=5)", "Keep(last=5), stop=False")
     .replace("hold(counters", "told and counters['step'] % 10 == 5 and os._exit(75); hold(counters"),
-    "in a session of its own": "import subprocess, sys\nif 'INNER' not in os.environ:\n"
-    "    inner = subprocess.Popen([sys.executable, *sys.argv], start_new_session=True, env=os.environ | {'INNER': '1'})\n"
-    "    sys.exit(inner.wait())\n" + SCRIPTS["exact"],
     "under milepost run": "import sys\nif 'INNER' not in os.environ:\n    os.environ['INNER'] = '1'\n"
     "    os.execv(sys.executable, [sys.executable, '-c', 'from milepost.cli.main import main; main()', 'run', '--', "
     "sys.executable, *sys.argv])\n" + SCRIPTS["exact"],
