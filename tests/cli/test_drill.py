@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from milepost.cli.main import main
+from milepost.supervise.drill_sample import train
 from tests.supervise.drilled import written
 
 
@@ -105,6 +106,20 @@ def test_a_disk_that_is_really_full_loses_nothing(tmp_path: Path) -> None:
     assert re.search(r"run 1/1: disk full while it \w+, at step \d+; it ", done.stderr)
     assert "the kernel refused, nothing was simulated" in done.stdout
     assert os.listdir(tmp_path / "scratch") == []
+
+
+def test_a_small_run_is_copied_to_a_disk_that_is_to_be_full_and_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own, since it takes mounts of its own, and three runs of the sample."""
+    sample = [sys.executable, "-m", "milepost.supervise.drill_sample"]
+    monkeypatch.setattr("milepost.supervise.drill_sample._STEP_S", 0.0)
+    train(100)
+    script = "import sys; from milepost.cli.main import main; main()"
+    arguments = ["drill", "diskfull", "--runs", "1", "--root", "runs/sample", "--", *sample]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    if done.returncode == 2 and "no file system can be made that is really full" in done.stderr:
+        pytest.skip("a really full disk: not run: mounting is not allowed here")
+    assert done.returncode == 0, done.stderr
+    assert "newest generation of step 100" in done.stderr
 
 
 def test_a_disk_that_was_mounted_for_it_is_filled_and_left_empty(tmp_path: Path) -> None:

@@ -36,13 +36,31 @@ MORE = {
     "never ends, and saves": SCRIPTS["exact"]
     .replace("< 40", "< 10**9")
     .replace("hold(counters", "threading.Event().wait(0.002); hold(counters"),
+    "takes its time to begin, and waits for the other": "import threading\nthreading.Event().wait(4.0 * (start > 1))\n"
+    + SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), lease_wait=1000.0"),
     "does not listen": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), stop=False"),
     "ends by a signal without a name": "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 40))\n"
     + SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=5), stop=False"),
     "keeps one": SCRIPTS["exact"].replace("Keep(last=5)", "Keep(last=1)"),
     "trains to 80": SCRIPTS["exact"].replace("< 40", "< 80"),
+    "ends with 75 and has not saved": "told = []\n"
+    "signal.signal(signal.SIGTERM, lambda *_: os._exit(75) if counters['step'] % 10 == 5 else told.append(1))\n"
+    + SCRIPTS["exact"]
+    .replace("Keep(last=5)", "Keep(last=5), stop=False")
+    .replace("hold(counters", "told and counters['step'] % 10 == 5 and os._exit(75); hold(counters"),
+    "under milepost run": "import sys\nif 'INNER' not in os.environ:\n    os.environ['INNER'] = '1'\n"
+    "    os.execv(sys.executable, [sys.executable, '-c', 'from milepost.cli.main import main; main()', 'run', '--', "
+    "sys.executable, *sys.argv])\n" + SCRIPTS["exact"],
     "goes by its whole path": SCRIPTS["exact"].replace("'runs/mine'", "HERE + '/runs/mine'").replace("< 40", "< 80"),
 }
+MORE["ends at once when it is started again, and would never"] = MORE["never ends, and saves"].replace(
+    "    while", "    if start > 1:\n        sys.exit()\n    while"
+)
+MORE["saves at other steps when it is started again"] = (
+    MORE["never ends, and saves"]
+    .replace("every(steps=10)", "every(steps=[10, 10**6][start > 1])")
+    .replace("hold(counters", "start > 1 and counters['step'] % 10 == 3 and engine.save(counters['step']); hold(counters")
+)
 
 
 def written(name: str, folder: Path, stops: dict[int, int | str] | None = None) -> Path:

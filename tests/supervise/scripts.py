@@ -86,6 +86,9 @@ SCRIPTS = {
     "clears the environment": "import os, subprocess, sys\n"
     "env = {name: value for name, value in os.environ.items() if name != 'MILEPOST_ROOT'}\n"
     f"sys.exit(subprocess.call([sys.executable, '-c', {f'hold = print{LOOP.format(**SETTINGS)}'!r}], env=env))\n",
+    "in a session of its own": "import subprocess, sys\nif 'INNER' not in os.environ:\n"
+    "    inner = subprocess.Popen([sys.executable, *sys.argv], start_new_session=True, env=os.environ | {'INNER': '1'})\n"
+    "    sys.exit(inner.wait())\n" + LOOP.format(**SETTINGS),
     "two roots": LOOP.format(**SETTINGS) + LOOP.format(**SETTINGS | {"root": "'runs/critic'"}),
     "dqn": SB3,
 }

@@ -318,6 +318,18 @@ def test_the_socket_file_of_one_that_was_killed_is_taken_over(path: Path) -> Non
         assert ask(path, RestartAll(), "", 60.0)["ok"]
 
 
+def test_a_socket_file_that_is_removed_comes_back_and_that_of_another_is_left(path: Path) -> None:
+    with listening(path):
+        path.unlink()
+        until(path.exists)
+        assert ask(path, RestartAll(), "", 60.0)["ok"]
+    assert not path.exists()
+    with listening(path), socket.socket(socket.AF_UNIX) as another:
+        another.bind(f"{path}.other")
+        os.replace(f"{path}.other", path)
+    assert path.exists()
+
+
 def test_what_is_no_socket_is_left_alone(path: Path) -> None:
     path.write_text("mine")
     with ControlLock(path, SystemClock()), pytest.raises(UsageError, match="something else lies there") as caught:
@@ -333,6 +345,11 @@ def test_where_no_socket_can_be_it_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--control") as caught:
             attempt()
         assert caught.value.kind == "bad-control"
+
+
+def test_a_file_whose_own_name_is_too_long_for_a_socket_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the name of the file is too long for one"):
+        Control(tmp_path / ("x" * 120), Service(), SystemClock())
 
 
 def test_a_second_one_is_refused_with_the_first_one_s_pid(path: Path) -> None:

@@ -20,9 +20,10 @@ from milepost.errors import InternalError, NotFoundError, StoreError, UsageError
 from milepost.publish import layout
 from milepost.publish.view import read
 from milepost.store.local import LocalStore
+from milepost.store.resolve import directory_of, name_from
 from milepost.supervise import drill_copy, drill_scratch
 from milepost.supervise.drill import Request, drill
-from milepost.supervise.drill_copy import check_root, copy_root, unshare
+from milepost.supervise.drill_copy import check_root, copy_root, place, unshare
 from tests.supervise.drilled import bench, drilled, fingerprint, written
 
 CLOCK = SystemClock()
@@ -57,6 +58,30 @@ def test_a_run_goes_on_from_a_copy_whatever_it_is_called_and_the_users_own_is_no
     assert (verdict.outcome, run.end, run.problems) == ("recovered", "identical", ())
     assert verdict.copied[0].step == 40
     assert 40 <= run.step <= 45
+
+
+def test_a_root_has_the_same_name_in_each_run_however_the_user_spells_it(mine: Path, tmp_path: Path) -> None:
+    os.symlink(mine, "link")
+    for named in ("../mine/runs/mine", "runs/mine", "link", str(mine)):
+        copied = copy_root(mine, tmp_path / f"copied {named.replace('/', ' ')}", CLOCK, named)
+        found = []
+        for run in ("one", "other"):
+            into, work = tmp_path / f"{named.replace('/', ' ')} {run}", tmp_path / run / "work"
+            into.mkdir()
+            place(copied, into, work, CLOCK)
+            found.append([entry.name for entry in into.iterdir() if not entry.is_symlink()])
+            assert (into / directory_of(name_from(named, str(work)))).is_dir()
+            assert (into / "runs%2Fmine").is_dir()
+        assert found[0] == found[1]
+
+
+def test_a_root_that_is_redirected_already_is_found_where_the_command_finds_it(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILEPOST_ROOT", str(tmp_path / "all"))
+    assert check_root("runs/mine") == mine
+    shutil.copytree(mine, tmp_path / "all" / "runs%2Fmine")
+    assert check_root("runs/mine") == tmp_path / "all" / "runs%2Fmine"
 
 
 def test_immutable_files_are_linked_and_what_is_written_to_is_not(mine: Path, tmp_path: Path) -> None:
@@ -232,6 +257,23 @@ def test_only_directories_of_ended_drills_are_removed(tmp_path: Path, monkeypatc
     assert drill_scratch.remove_left_over(tmp_path) == []
     names = {"milepost-drill-somebody-elses", "precious", "milepost-drill-link", kept.name}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_what_still_trains_in_the_directory_of_a_killed_drill_ends_with_it_and_nobody_else(tmp_path: Path) -> None:
+    left, mine = tmp_path / "milepost-drill-left", tmp_path / "mine"
+    left.mkdir()
+    (left / "drill.lock").touch()
+    theirs, other = (
+        subprocess.Popen(["sleep", "1000"], env=os.environ | {"MILEPOST_ROOT": f"{folder}/roots"}) for folder in (left, mine)
+    )
+    try:
+        assert drill_scratch.remove_left_over(tmp_path) == [left]
+        assert theirs.wait(60) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for each in (theirs, other):
+            each.kill()
+            each.wait()
 
 
 def test_a_command_that_does_not_go_on_from_the_copy_is_told_so_and_never_struck(mine: Path) -> None:

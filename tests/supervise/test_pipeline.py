@@ -17,7 +17,7 @@ from milepost.errors import MilepostError, NotFoundError, ServiceError, UsageErr
 from milepost.supervise.causes import StoppedRecord
 from milepost.supervise.orders import Look, RestartAll, RestartRole, RestartWorker
 from milepost.supervise.roles import Place, Ready
-from tests.supervise.casts import Stage, role
+from tests.supervise.casts import Stage, Stand, role
 
 TRAINER = role("trainer", count=2, is_ranks=True, restart="trainer", depends_on=("service",))
 SAMPLER = role("sampler", count=3, depends_on=("service", "trainer"), until=("trainer",), grace_s=5.0)
@@ -555,3 +555,19 @@ def check_who_stands_on_whom(stage: Stage) -> None:
     for one, other in itertools.pairwise(launches):
         assert one.attempt == other.attempt
         assert one.environment["MASTER_PORT"] == other.environment["MASTER_PORT"]
+
+
+def test_an_order_under_way_is_failed_where_something_breaks_off_the_run() -> None:
+    stage = Stage(role("a"), role("b", depends_on=("a",)))
+    stage.turn(4)
+    future = stage.pipeline.submit(RestartAll())
+    stage.turn()
+    assert not future.done()
+
+    def breaks(_: object) -> Stand:
+        raise RuntimeError("a fault of our own")
+
+    stage.pipeline._cast._start = breaks
+    with pytest.raises(RuntimeError, match="a fault of our own"):
+        stage.pipeline.run()
+    assert isinstance(future.exception(0), ServiceError)

@@ -94,6 +94,8 @@ A = '[role.a]\ncmd = "true"\n'
             'line 2, role a, cmd: && is for a shell, and there is none. If you need one: ["bash", "-c", "exec …"]',
         ),
         (A + 'restart = "always"', 'line 3, role a, restart: "always" is not known. Allowed: "worker", "trainer", "all"'),
+        (A + "hang_after = 0", "line 3, role a, hang_after: 0 is no time at all: it is to be above 0"),
+        (A + 'ready_within = "0s"', 'line 3, role a, ready_within: "0s" is no time at all: it is to be above 0'),
         (A + "count = 0", "line 3, role a, count: 0 is not a whole number from 1 to 4096"),
         (A + "count = true", "line 3, role a, count: True is not a whole number from 1 to 4096"),
         (A + 'count = "3"', 'line 3, role a, count: "3" is not a whole number from 1 to 4096'),
@@ -109,8 +111,8 @@ A = '[role.a]\ncmd = "true"\n'
         ),
         (A + 'grace = "soon"', 'line 3, role a, grace: "soon" is not a length of time (like 90s, 15m, 12h, 7d or 2w)'),
         (A + "grace = -1", "line 3, role a, grace: -1 is not a length of time (like 90s, 15m, 12h, 7d or 2w)"),
-        (A + 'hang_after = "0s"', 'line 3, role a, hang_after: "0s" is no time at all'),
-        (A + "ready_within = 0", "line 3, role a, ready_within: 0 is no time at all"),
+        (A + 'hang_after = "0s"', 'line 3, role a, hang_after: "0s" is no time at all: it is to be above 0'),
+        (A + "ready_within = 0", "line 3, role a, ready_within: 0 is no time at all: it is to be above 0"),
         (A + 'hang_after = "on"', 'line 3, role a, hang_after: "on" is not a length of time (like 90s, 15m, 12h, 7d or 2w)'),
         (A + "[role.a.env]\nN = 1", 'line 3, role a, env: N is to be text: write N = "1"'),
         (A + 'env = { "A-B" = "1" }', 'line 3, role a, env: "A-B" is not the name of an environment variable'),
@@ -118,7 +120,6 @@ A = '[role.a]\ncmd = "true"\n'
         (A + 'env.MILEPOST_STOP = "0"', "line 3, role a, env: MILEPOST_STOP is set by milepost up itself"),
         (A + 'env.MILEPOST_SKIP = "a:1"', "line 3, role a, env: MILEPOST_SKIP is set by milepost up itself"),
         (A + 'grace = "0s"', 'line 3, role a, grace: "0s" is no time at all: it is to be above 0'),
-        (A + "hang_after = 0", "line 3, role a, hang_after: 0 is no time at all: it is to be above 0"),
         (A + 'ranks = 2\nenv.RANK = "3"', "line 4, role a, env: RANK is set by milepost up itself"),
         (
             A + "count = 2\nranks = 2",
@@ -171,6 +172,8 @@ def test_what_is_no_toml_is_told_with_its_place(tmp_path: Path) -> None:
     (fault,) = faults_of(tmp_path, "[role.a]\ncmd = python train.py")
     assert fault.startswith("this is not TOML: ")
     assert "line 2" in fault
+    (fault,) = faults_of(tmp_path, f"[role.a]\ncmd = {'[' * 5000}")
+    assert fault.startswith("this is not TOML: ")
 
 
 def test_a_file_that_is_not_there_is_no_fault_of_the_file(tmp_path: Path) -> None:

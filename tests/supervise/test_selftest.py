@@ -56,6 +56,14 @@ def test_a_kill_while_a_save_is_written_is_one() -> None:
     assert [start["ended"] for start in found["starts"]] == ["by itself", "killed", "by itself"]
 
 
+def test_a_kill_reaches_a_trainer_that_has_left_the_session_of_the_command() -> None:
+    found = document("in a session of its own", "--at", "mid-rollout", "--kills", "1", stops={2: 35})
+    assert (found["outcome"], [start["ended"] for start in found["starts"]]) == (
+        "identical",
+        ["by itself", "killed", "by itself"],
+    )
+
+
 def test_a_script_that_forgets_a_generator_is_caught_where_it_first_shows() -> None:
     result = selftest("forgets", "--at", "mid-rollout", "--kills", "1")
     assert result.exit_code == 20, result.output

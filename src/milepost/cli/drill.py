@@ -266,6 +266,7 @@ _WHY = {
     "saved-only-once": "it saved only once, so there is nothing to go on from",
     "ended-before": "it ended before it could be struck, three times over",
     "nothing-to-fall-back-to": "there was never more than one generation, so there is nothing to fall back to",
+    "never-compared": "after a strike no two saves were of the same step, so nothing can be said of the end",
     "before-any-strike": "it does not repeat itself: what it saved before it was struck is not what the undisturbed run saved",
 }
 _HINTS = {
@@ -279,6 +280,7 @@ _HINTS = {
     "saved-only-once": "let it save on the way: when=every(steps=...)",
     "ended-before": "let it run longer, or save earlier",
     "nothing-to-fall-back-to": "keep more: Keep(last=5)",
+    "never-compared": "without --for the ends are compared; or let it save by steps: when=every(steps=...)",
     "before-any-strike": "milepost selftest --twice says where, and what to do",
     "end-differs": "milepost selftest says where the two runs part, and what to do",
     "bound": "save more often (budget(max_loss=...)) for RPO; start and load faster for RTO",

@@ -1,4 +1,4 @@
-"""Run a command in a process group of its own, so that a kill reaches all that it has started."""
+"""Run a command in a session of its own, and let a kill reach all that it has started, in whichever session."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 from milepost.engine.supervised import ATTEMPT, RESUME, SKIP, STOP_AT, SUPERVISED
 from milepost.errors import UsageError
 from milepost.store.resolve import REDIRECT
+from milepost.supervise.group import LEADERS, Group, is_a_writer, kill
 
 _TAIL_BYTES = 16 << 10
 _PR_SET_PDEATHSIG = 1
+_LOOKS = 200
 _OF_A_SUPERVISOR = (SUPERVISED, RESUME, SKIP, STOP_AT, ATTEMPT)
 """What is said to this process, and is not meant for what it tries out."""
 
@@ -46,6 +49,8 @@ class Child:
                 hint="after -- write it as you would at the prompt: -- python train.py",
                 command=command[0],
             ) from error
+        LEADERS.add(self._process.pid)
+        self._group = Group(self._process.pid, Path(environment.get(SUPERVISED) or log), is_alone=True)
 
     @property
     def exit_code(self) -> int | None:
@@ -65,12 +70,29 @@ class Child:
                 (os.killpg if group else os.kill)(self._process.pid, number)
 
     def kill(self) -> bool:
-        """Kill the whole group with SIGKILL and wait for its end. Return whether that is what ended the command."""
+        """Kill all of it with SIGKILL and wait for its end. Return whether that is what ended the command.
+
+        Whoever made a session of its own is found where this process adopts orphans (`milepost.supervise.group.adopting`). A
+        writer process is left: it outlives its trainer, and publishes what was staged.
+        """
         was_running = self.exit_code is None
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait() == -signal.SIGKILL and was_running
+            self._kill_the_rest()
+            self._process.wait()
+            LEADERS.discard(self._process.pid)
+        return self._process.returncode == -signal.SIGKILL and was_running
+
+    def _kill_the_rest(self) -> None:
+        # Under `milepost run`, or setsid, a trainer would train on, and what a kill costs would be told of nothing.
+        for _ in range(_LOOKS):
+            seen = self._group.left()
+            left = [each for each in seen or () if each.pid != self._process.pid and not is_a_writer(each)]
+            if seen is not None and not left:
+                return
+            kill(left)
+            threading.Event().wait(0.01)
 
     def complaint(self, lines: int = 12) -> tuple[str, ...]:
         """Return the last lines that it wrote to stderr."""

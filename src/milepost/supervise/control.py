@@ -111,7 +111,8 @@ class Control:
         self._submit, self._clock = submit, clock
         self._owner = os.getuid() if owner is None else owner
         self._path = path
-        self._listener = _listen(path)
+        self._listener, self._made = _listen(path)
+        self._looked_ns = clock.monotonic_ns()
         self._poke, self._poked = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
@@ -128,8 +129,9 @@ class Control:
         self._is_closing = True
         self._wake()
         self._thread.join()
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        with suppress(OSError):
+            if _name_of(self._path) == self._made:  # not that of another, if somebody has removed ours
+                self._path.unlink()
 
     def _wake(self) -> None:
         with suppress(BlockingIOError, OSError):
@@ -148,6 +150,7 @@ class Control:
                         self._serve(key.data)
                 self._send_answers()
                 self._drop_idle()
+                self._come_back()
             self._send_answers()
         finally:
             for peer in list(self._peers):
@@ -155,6 +158,19 @@ class Control:
             for each in (self._listener, self._poked, self._poke):
                 each.close()
             self._selector.close()
+
+    def _come_back(self) -> None:
+        """Listen anew where the socket file is gone: what clears a folder would leave a pipeline that nobody can reach."""
+        if self._clock.monotonic_ns() - self._looked_ns < 10**9 or os.path.lexists(self._path):
+            return
+        self._looked_ns = self._clock.monotonic_ns()
+        with suppress(UsageError):  # the folder is gone, too; it may come back
+            listener, self._made = _listen(self._path)
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = listener
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _accept(self) -> None:
         try:
@@ -326,11 +342,17 @@ def _connect(connection: socket.socket, path: Path) -> None:
         raise StoreError(message, kind="permission", retryable=False, hint="ask its owner", control=path) from error
     except OSError as error:
         raise NotFoundError(
-            f"no milepost up can be reached: {error.strerror}", kind="no-pipeline", hint=hint, control=path
+            f"no milepost up can be reached: {_reason(error)}", kind="no-pipeline", hint=hint, control=path
         ) from error
 
 
-def _listen(path: Path) -> socket.socket:
+def _name_of(path: Path) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
+def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
+    """Return a socket that listens, and which file it is."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with suppress(FileNotFoundError):
@@ -341,15 +363,19 @@ def _listen(path: Path) -> socket.socket:
             listener.bind(address)
         os.chmod(path, 0o600)  # before it listens: until then nobody can connect, whatever the umask was
         listener.listen(MAX_CLIENTS)
+        return listener, _name_of(path)
     except OSError as error:
         listener.close()
         raise _bad_control(path, error) from error
-    return listener
 
 
 def _bad_control(path: Path, error: OSError) -> UsageError:
     hint = "name a path on a local disk where you may write: --control /tmp/mine.sock"
-    return UsageError(f"no socket can be made for orders: {error.strerror}", kind="bad-control", hint=hint, control=path)
+    return UsageError(f"no socket can be made for orders: {_reason(error)}", kind="bad-control", hint=hint, control=path)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or "the name of the file is too long for one"  # what Python refuses by itself has no number
 
 
 @contextmanager

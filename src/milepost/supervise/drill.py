@@ -22,6 +22,7 @@ from milepost.supervise.drill_judge import NO_BOUNDS, Bounds, Drilled, judge, un
 from milepost.supervise.drill_measure import Strike
 from milepost.supervise.drill_run import Bench, Run
 from milepost.supervise.drill_verbs import VERBS, Aim, Missed, Verb, reached
+from milepost.supervise.group import adopting
 from milepost.supervise.moments import Moment
 from milepost.supervise.small_disk import Disk, GivenDisk, SmallDisk, check_disk
 
@@ -31,6 +32,7 @@ SAMPLE = (sys.executable, "-m", "milepost.supervise.drill_sample")
 _TRIES = 3
 _EVERY_THIRD = 3
 _LEAST_HOLD_S = 3.0
+_LEAST_BEGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ def drill(request: Request, bench: Bench) -> Verdict:
     Raises `UsageError` (kinds ``no-such-command``, ``no-disk-of-its-own``), `NotFoundError` (kind ``no-such-run``) before
     anything is started.
     """
+    with adopting():  # whoever leaves the session of the command is found all the same
+        return _drill(request, bench)
+
+
+def _drill(request: Request, bench: Bench) -> Verdict:
     for named in request.roots:
         check_root(named)
     if request.verb == "diskfull" and request.disk:
@@ -173,6 +180,8 @@ def _verdict(drill: Drill, runs: tuple[Drilled, ...]) -> Verdict:
     if drill.request.bounds.missed(runs):
         return Verdict("missed its bounds", "bound", *facts)
     missed = next((run.kind for run in runs if not run.struck), None)
+    if missed is None and all(run.end == "not compared" for run in runs):
+        missed = "never-compared"
     return Verdict("nothing proven", missed, *facts) if missed else Verdict("recovered", "recovered", *facts)
 
 
@@ -230,7 +239,8 @@ def _aim(drill: Drill, number: int, attempt: int) -> Aim:
     instants = instants_of(alone)
     moment = moment_of(instants, sum(alone.copied_generations.values()), number, drill.bench.draw() / attempt, request.verb)
     longest_s = max((later - earlier for earlier, later in pairwise(instants)), default=0) / 1e9
-    return Aim(number, moment, request.grace_s, max(_LEAST_HOLD_S, 3 * longest_s), alone.watch.step, drill.disk)
+    begin_s = max(_LEAST_BEGIN_S, 10 * (instants[0] - alone.starts[0].began_ns) / 1e9)
+    return Aim(number, moment, request.grace_s, max(_LEAST_HOLD_S, 3 * longest_s), begin_s, alone.watch.step, drill.disk)
 
 
 def instants_of(alone: Run) -> list[int]:

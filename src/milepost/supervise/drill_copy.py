@@ -19,7 +19,7 @@ from milepost.publish import layout
 from milepost.publish.view import View, read
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
-from milepost.store.resolve import directory_of, name_from
+from milepost.store.resolve import REDIRECT, directory_of, name_from
 
 _LOOKS = 100
 """How often a root is looked at again since its trainer has published or retired something while it was copied."""
@@ -49,6 +49,8 @@ class Copied:
 def check_root(named: str) -> Path:
     """Return the directory of a run root that a user names. Raises `NotFoundError` if it holds no run."""
     path = Path(os.path.abspath(os.path.expanduser(named)))
+    moved = Path(os.environ.get(REDIRECT) or "", directory_of(name_from(named, os.getcwd())))
+    path = moved.absolute() if REDIRECT in os.environ and moved.is_dir() else path  # where the command itself finds it
     if "://" in named:
         raise UsageError("a drill copies directories", kind="bad-url", hint="name the run root by its path", root=named)
     if not (path / layout.RUN).is_file() and not (path / layout.TERMS).is_dir():
@@ -63,7 +65,11 @@ def place(copied: Copied, into: Path, work: Path, clock: Clock) -> None:
     A command may call it as the user does, or by its whole path: all but one of the names are links to the copy.
     """
     source = os.path.abspath(os.path.expanduser(copied.named))
-    spelled = (copied.named, source, os.path.realpath(source), f"file://{source}", name_from(source, os.getcwd()))
+    real, here = os.path.realpath(source), os.getcwd()
+    spelled = [copied.named, source, real, f"file://{source}", name_from(source, here), name_from(real, here)]
+    if ".." in Path(copied.named).parts:
+        # Seen from another directory that is another path: runs whose roots have other names could not be compared.
+        spelled.insert(0, source)
     first, *others = dict.fromkeys(directory_of(name_from(each, str(work))) for each in spelled)
     copy_root(copied.at, into / first, clock)
     for other in others:

@@ -144,6 +144,9 @@ def judge(number: int, run: Run, strike: Strike, followed: Followed, alone: Run,
         strike.notes += passed_over(costs[name].from_generation, run.watch.roots[name].manifests, strike.acknowledged[name])
     problems = [*strike.problems, *_problems(run, strike, start, followed, costs, views)]
     came_to_its_end = followed == "until" or (followed == "ended" and not start.exit_code)
+    if followed == "ended" and came_to_its_end and not to_the_end and run.watch.step < alone.watch.step:
+        came_to_its_end = False
+        problems.append(f"started again it ended at step {run.watch.step:,}, before the {alone.watch.step:,} it was to come to")
     end = _end(run, strike, alone, to_the_end=to_the_end) if came_to_its_end else "not reached"
     if end == "not deterministic" and strike.restarts and not all(each.from_generation for each in costs.values()):
         end = "differs"  # begun anew, it has other generators that nobody seeded
@@ -229,6 +232,8 @@ def _problems(
     for name, spent in costs.items():
         if strike.restarts and not spent.from_generation:
             yield f"it began anew, although {run.watch.roots[name].original} holds what it could have gone on from"
+        if strike.saves_first and not strike.problems and spent.rpo_steps:
+            yield f"it ended without having saved its last {spent.rpo_steps:,} steps"
         if strike.damaged.get(name) and not any(_told(run.watch.roots[name])):
             yield "it did not say that anything was damaged"
         if writers_overlap(views[name].live):
@@ -250,7 +255,8 @@ def _told(root: Root) -> Iterator[bool]:
 def _end(run: Run, strike: Strike, alone: Run, *, to_the_end: bool) -> str:
     if run.watch.saved.keys() != alone.watch.saved.keys():
         return "differs"
-    found = compare(alone.watch, run.watch, run.bench.clock, ends=to_the_end)
+    since = {name: max(numbers, default=0) for name, numbers in strike.acknowledged.items()}
+    found = compare(alone.watch, run.watch, run.bench.clock, ends=to_the_end, since=since)
     if found.parting is None:
         return "identical" if found.compared else "not compared"
     parting = found.parting

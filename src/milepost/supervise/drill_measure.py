@@ -40,6 +40,8 @@ class Strike:
     since_ns: int = 0
     """From when the time to recover counts, if not from the strike."""
     since: str = "the kill"
+    saves_first: bool = False
+    """It was told before, and is to have saved its last step."""
     restarts: bool = True
     """The command had ended by it, and was started again."""
     damaged: Mapping[str, frozenset[int]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +53,9 @@ class Pulse:
     def look(self, now_ns: int) -> bool:
         """Note what is new, and return whether anything is."""
         new = False
-        for name, beats in beats_of(self.folder).items():
+        # Under `milepost run` each attempt has a folder within.
+        folders = [Path(folder) for folder, _, _ in os.walk(self.folder)]
+        for name, beats in ((str(folder / name), beats) for folder in folders for name, beats in beats_of(folder).items()):
             before = self.seen.setdefault(name, [])
             if not before or before[-1].beats != beats:
                 before.append(Seen(now_ns, beats))

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from milepost.store.posix import Posix
+from milepost.store.resolve import REDIRECT
+from milepost.supervise.group import kill, started_with
 
 _PREFIX, _LOCK = "milepost-drill-", "drill.lock"
 
@@ -37,9 +39,11 @@ def scratch(*, keep: bool) -> Iterator[Path]:
 
 
 def remove_left_over(place: Path) -> list[Path]:
-    """Remove the directories of drills that have ended without removing them, and return them."""
+    """Remove the directories of drills that have ended without removing them, and end what still trains there. Return them."""
     found = [path for path in sorted(place.glob(f"{_PREFIX}*")) if _is_left_over(path)]
     for path in found:
+        # A kill of a drill ends its commands, and not what these have started: nobody else would ever end that.
+        kill(started_with(REDIRECT, path))
         shutil.rmtree(path, ignore_errors=True)
     return found
 

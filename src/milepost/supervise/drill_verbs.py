@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -38,6 +39,8 @@ class Aim:
     grace_s: float
     hold_s: float
     """How long to hold what is held: a full disk, a second start that waits."""
+    begin_s: float
+    """How long a second start may take to come to its run root."""
     last_step: int
     """Of the run that was left alone."""
     disk: Disk | None = None
@@ -71,6 +74,7 @@ def term(run: Run, aim: Aim) -> Strike | Missed:
     if start.exit_code == 0 and run.watch.step >= aim.last_step:
         return "ended-before"
     strike = _strike(run, start, "SIGTERM", at_ns, phase=phase, since="the signal")
+    strike.saves_first = True
     strike.what = f"given SIGTERM {_while(strike)}; it ended after {took_s:.1f} s with {_code(start)}"
     if not within:
         strike.problems.append(f"it had not ended {aim.grace_s:g} s after SIGTERM, and was killed")
@@ -93,7 +97,14 @@ def stop(run: Run, aim: Aim) -> Strike | Missed:
     terms = _terms(run)
     strike = _strike(run, start, "SIGSTOP", run.bench.clock.monotonic_ns(), since="SIGCONT")
     second = run.begin()
-    followed = run.follow(second, lambda _: _terms(run) > terms, within_s=aim.hold_s)
+    came_ns: list[int] = []
+
+    def is_over(now_ns: int) -> bool:
+        # Before it has come to its root it neither waits nor is it refused: it imports, and would prove nothing.
+        came_ns.extend([now_ns] if second.pulse.seen and not came_ns else [])
+        return _terms(run) > terms or (bool(came_ns) and now_ns - came_ns[0] >= aim.hold_s * 1e9)
+
+    followed = run.follow(second, is_over, within_s=aim.begin_s + aim.hold_s)
     took_over = _terms(run) > terms
     strike.what = f"stopped with SIGSTOP {_while(strike)}"
     if took_over:
@@ -102,7 +113,10 @@ def stop(run: Run, aim: Aim) -> Strike | Missed:
         _judge_refusal(second, strike)
     else:
         run.kill(second)
-        strike.notes.append(f"the second start waited; it was ended after {aim.hold_s:g} s")
+        if came_ns or not start.pulse.seen:
+            strike.notes.append(f"the second start waited; it was ended after {aim.hold_s:g} s")
+        else:
+            strike.problems.append(f"a second start had not come to its run root after {aim.begin_s + aim.hold_s:g} s")
     strike.restarts, strike.since_ns = took_over, run.bench.clock.monotonic_ns()
     strike.going_on = second if took_over else start
     start.child.signal(signal.SIGCONT, group=True)
@@ -140,24 +154,31 @@ def _flip(run: Run, strike: Strike, where: Literal["blob", "manifest", "LATEST"]
     if view.head is None or len(view.live) < 2:
         return ""
     newest = root.manifests[view.head.number]
+    older = [{blob.name for blob in each.blobs} for number, each in view.live.items() if number != newest.number]
+    found = _leaf_of(newest, older, run.bench.draw) if where == "blob" else None
     if where == "LATEST":
         path, at = layout.LATEST, None
-    elif where == "manifest":
+    elif found is None:
         path, at = layout.manifest(newest.number), None
         strike.damaged = {name: frozenset({newest.number})}
     else:
-        older = {blob.name for number, each in view.live.items() if number != newest.number for blob in each.blobs}
-        path, at = _leaf_of(newest, older, run.bench.draw)
+        path, at = found
         strike.damaged = {name: frozenset(n for n, each in view.live.items() if any(b.name == path for b in each.blobs))}
     _flip_bit(run, root, path, at)
     return f"{path} of {name_of(newest.number)}" if where == "LATEST" else f"{path}, the newest generation"
 
 
-def _leaf_of(newest: Manifest, older: set[str], draw: Callable[[], float]) -> tuple[str, int | None]:
-    """Return a blob and a byte in it that holds something of the state; if there is one, a blob that is no older one's, too."""
+def _leaf_of(newest: Manifest, older: Sequence[AbstractSet[str]], draw: Callable[[], float]) -> tuple[str, int | None] | None:
+    """Return a blob and a byte in it that holds something of the state; if there is one, a blob that is no older one's, too.
+
+    ``older``: what each older generation has. None if all that there is belongs to each of them: nothing whole would be left.
+    """
     leaves = [leaf for part in newest.components for leaf in part.leaves if leaf.size_bytes]
-    own = [leaf for leaf in leaves if newest.blobs[leaf.blob].name not in older]
-    leaf = (own or leaves)[int(draw() * len(own or leaves))]
+    own = [leaf for leaf in leaves if not any(newest.blobs[leaf.blob].name in names for names in older)]
+    own = own or [leaf for leaf in leaves if not all(newest.blobs[leaf.blob].name in names for names in older)]
+    if not own:
+        return None
+    leaf = own[int(draw() * len(own))]
     blob = newest.blobs[leaf.blob]
     # What is compressed lies elsewhere; any byte of it will do.
     return blob.name, None if blob.frames else leaf.start + int(draw() * leaf.size_bytes)

@@ -206,6 +206,14 @@ def is_a_tracker(each: Process) -> bool:
     return _TRACKER in _read(each.pid, "cmdline")
 
 
+def started_with(name: str, below: Path) -> list[Process]:
+    """Return whoever runs and was started with a variable that names something below a directory."""
+    start = os.fsencode(f"{name}={below}/")
+    return [
+        each for each in processes().values() if any(value.startswith(start) for value in _read(each.pid, "environ").split(b"\0"))
+    ]
+
+
 def kill(each_of: Iterable[Process]) -> None:
     """Kill them, and nobody who has got one of their numbers since."""
     for each in each_of:

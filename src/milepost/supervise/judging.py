@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from milepost.clock import Clock
@@ -47,13 +47,15 @@ class Comparison:
     """Generators that were neither seeded nor drawn from: each run has its own, and they were left out."""
 
 
-def compare(one: Watch, other: Watch, clock: Clock, *, ends: bool = True) -> Comparison:
+def compare(one: Watch, other: Watch, clock: Clock, *, ends: bool = True, since: Mapping[str, int] | None = None) -> Comparison:
     """Compare every generation of ``other`` with that of the same step in ``one``, oldest first, and the last with the last.
 
     Both have saved to the same roots. Without ``ends`` the last are not compared unless they are of the same step: the runs
-    were stopped somewhere.
+    were stopped somewhere. ``since``: by root, the generation up to which what is the same proves nothing, and does not count.
     """
-    found = [_roots(root, other.saved[name], clock, ends=ends) for name, root in one.saved.items()]
+    found = [
+        _roots(root, other.saved[name], clock, ends=ends, since=(since or {}).get(name, 0)) for name, root in one.saved.items()
+    ]
     return Comparison(
         sum(each.compared for each in found),
         next((each.parting for each in found if each.parting), None),
@@ -63,7 +65,7 @@ def compare(one: Watch, other: Watch, clock: Clock, *, ends: bool = True) -> Com
     )
 
 
-def _roots(left: Root, right: Root, clock: Clock, *, ends: bool) -> Comparison:
+def _roots(left: Root, right: Root, clock: Clock, *, ends: bool, since: int) -> Comparison:
     idle = _idle(left, right)
 
     def ignore(path: str) -> bool:
@@ -86,7 +88,7 @@ def _roots(left: Root, right: Root, clock: Clock, *, ends: bool) -> Comparison:
     if first is not None and not (left.has(first.one.number) and right.has(first.other.number)):
         later = (each for each in (*partings, end) if each and left.has(each.one.number) and right.has(each.other.number))
         first = replace(first, shown=next(later, None))
-    compared = len({new.number for _, new in pairs} | ({last.number} if ends else set()))
+    compared = len({new.number for _, new in pairs if new.number > since} | ({last.number} if ends else set()))
     return Comparison(compared, first, end is None, tuple(inexact(last)), tuple(sorted(idle)))
 
 

@@ -125,6 +125,8 @@ class Pipeline:
         finally:
             self._abandon()
             self._ledger.close(_shutting_down())
+            for pending in self._pending:  # only where something broke off the run: nobody is to wait for ever
+                pending.future.set_exception(_shutting_down())
         assert self._leaving is not None
         return replace(self._leaving, exit_code=exit_code, standings=self.standings, starts=self._cast.starts)
 

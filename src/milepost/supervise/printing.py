@@ -98,9 +98,16 @@ class Labelled:
         while len(self._rest) > _AT_ONCE:
             lines.append(self._rest[:_AT_ONCE])
             self._rest = self._rest[_AT_ONCE:]
+        together = b""  # a write for each line would keep a command that says much waiting, and its end, too
         for line in lines:
             # Of a bar that draws itself again and again, the last state: others write between.
-            self._console.pass_on(self._label + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
+            whole = self._label + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"
+            if together and len(together) + len(whole) > _AT_ONCE:
+                self._console.pass_on(together)
+                together = b""
+            together += whole
+        if together:
+            self._console.pass_on(together)
 
     def end(self) -> None:
         """Pass on what was no whole line."""

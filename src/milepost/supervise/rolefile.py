@@ -45,7 +45,7 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         hint = "name the file itself, which this user may read: milepost up path/to/pipeline.toml"
         raise UsageError(f"the pipeline cannot be read: {error.strerror}", kind="bad-pipeline", hint=hint, path=path) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         hint = "a role begins with [role.NAME]; text stands in quotes"
         raise UsageError(f"this is not TOML: {error}", kind="bad-pipeline", hint=hint, path=path) from error
     reading = _Reading(text, path.absolute().parent)

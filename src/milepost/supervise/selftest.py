@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from milepost.clock import Clock, draw
 from milepost.supervise.child import Child, from_elsewhere, redirected_environment
+from milepost.supervise.group import adopting
 from milepost.supervise.judging import Comparison, base_of, compare
 from milepost.supervise.moments import At, Hunt, Moment, plan
 from milepost.supervise.watching import Watch, strays
@@ -177,11 +178,12 @@ def _run(request: Request, series: Series, bench: Bench, moment: Moment | None =
     log = series.folder / f"start-{series.starts}"
     environment = redirected_environment(request.command, series.folder / "roots", here=request.here is not None)
     cwd = request.here or series.folder / "work"
-    child = Child(from_elsewhere(request.command), cwd=cwd, environment=environment, log=log)
-    try:
-        ended = _watched(child, watch, moment, began_ns + round(request.timeout_s * 1e9), bench)
-    finally:
-        child.kill()
+    with adopting():  # whoever leaves the session of the command is killed all the same
+        child = Child(from_elsewhere(request.command), cwd=cwd, environment=environment, log=log)
+        try:
+            ended = _watched(child, watch, moment, began_ns + round(request.timeout_s * 1e9), bench)
+        finally:
+            child.kill()
     watch.look()
     seconds = (bench.clock.monotonic_ns() - began_ns) / 1e9
     if series.starts == 1:

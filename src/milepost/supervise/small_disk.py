@@ -18,7 +18,7 @@ from milepost.errors import StoreError, UsageError
 
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _REMOUNT, _RECURSIVE, _PRIVATE, _DETACH = 32, 16384, 1 << 18, 2
-_LEAST_BYTES = 64 << 20
+_SPARE_BYTES = 128 << 20
 _TRIES = 50
 _NAME, _FILLER = "milepost-drill", "milepost-drill.filler"
 
@@ -66,7 +66,8 @@ class SmallDisk:
 
     def __init__(self, path: Path, holds_bytes: int) -> None:
         self.path = path
-        self._size_bytes = max(2 * holds_bytes, _LEAST_BYTES)
+        # And what a copy wants to be free when it is made.
+        self._size_bytes = 2 * holds_bytes + _SPARE_BYTES
         if self._size_bytes > _memory_bytes() // 2:
             hint = "drill a run with a smaller replay buffer: a full disk is made in memory"
             raise StoreError(
