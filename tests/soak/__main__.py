@@ -9,6 +9,7 @@ import argparse
 import logging
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> int:
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1 << 32)
     print(f"seed {seed}", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs in the background ignore Ctrl-C
     logging.disable()  # thousands of saves are made to fail, and each would tell of it
     place = Path(tempfile.mkdtemp(prefix="milepost-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     counts = Counts(asked.kills, asked.cuts, asked.faults, asked.flips, asked.deaths, asked.strikes)

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +48,10 @@ def held() -> Held:
     """Look at this process, once garbage is gone."""
     gc.collect()
     tasks = Path("/proc/self/task")
-    children = {child for task in tasks.iterdir() for child in (task / "children").read_text().split()}
+    children: set[str] = set()
+    for task in tasks.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends
+            children |= {*(task / "children").read_text().split()}
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     mappings = len(Path("/proc/self/maps").read_text().splitlines())
     return Held(
