@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 from contextlib import suppress
 
 import msgspec
@@ -42,3 +44,21 @@ def leave_record(folder: str, name: str, facts: object) -> bool:
         log.warning("%s.json could not be left for whoever supervises this run: %s", path, error)
         return False
     return True
+
+
+def open_left(path: str | os.PathLike[str]) -> int:
+    """Open a file that a supervised process has left in its folder, to read it. Raises `OSError` for all but a plain file.
+
+    The folder is the command's to write: of a FIFO somebody would wait for ever, and of a link read what is elsewhere.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
+    return descriptor
+
+
+def read_left(path: str | os.PathLike[str], most_bytes: int = 1 << 20) -> bytes:
+    """Return what a supervised process has left in a file, or the beginning of that. Raises `OSError`."""
+    with open(open_left(path), "rb") as file:
+        return file.read(most_bytes)

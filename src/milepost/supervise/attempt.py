@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -299,8 +300,7 @@ class Attempt:
 
 def forget(folder: Path) -> None:
     """Remove what attempts have left in a folder; what cannot be removed stays."""
-    for each in sorted(folder.rglob("*"), reverse=True):
-        with suppress(OSError):
-            each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
-    with suppress(OSError):
-        folder.rmdir()
+    # The command may have put a link in its place, to where its own files are: of that only the link goes.
+    with suppress(OSError, RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.unlink()

@@ -14,6 +14,7 @@ import msgspec
 
 from milepost.engine import beats
 from milepost.engine.beats import Beats
+from milepost.engine.supervised import read_left
 from milepost.store.process import process_start_time
 from milepost.supervise.causes import StoppedRecord
 
@@ -113,6 +114,6 @@ def stopped_of(folder: Path) -> StoppedRecord | None:
 def _decoded(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:
     for path in paths:
         try:
-            yield msgspec.json.decode(path.read_bytes(), type=kind)
+            yield msgspec.json.decode(read_left(path), type=kind)
         except (OSError, msgspec.DecodeError):
             continue

@@ -15,7 +15,7 @@ import msgspec
 
 from milepost.clock import Clock
 from milepost.engine.redact import redacted
-from milepost.engine.supervised import leave_record
+from milepost.engine.supervised import leave_record, read_left
 from milepost.errors import MilepostError
 
 _MOST_CHARACTERS = 4000
@@ -115,9 +115,7 @@ def read_failures(folder: str | os.PathLike[str]) -> tuple[FailureRecord, ...]:
 
 def _read(path: Path) -> FailureRecord | None:
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES)
-        return msgspec.json.decode(data, type=FailureRecord)
+        return msgspec.json.decode(read_left(path, _MOST_BYTES), type=FailureRecord)
     except (OSError, msgspec.DecodeError):
         return None
 

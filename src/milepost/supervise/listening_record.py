@@ -12,7 +12,7 @@ from typing import TextIO
 
 import msgspec
 
-from milepost.engine.supervised import leave_record
+from milepost.engine.supervised import leave_record, read_left
 from milepost.store.process import process_start_time
 from milepost.supervise.dispositions import caught_in_c
 
@@ -69,7 +69,7 @@ def read_listening(folder: str | os.PathLike[str]) -> tuple[ListeningRecord, ...
     found = []
     for path in sorted(Path(folder).glob("listening-*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=ListeningRecord))
+            found.append(msgspec.json.decode(read_left(path), type=ListeningRecord))
         except (OSError, msgspec.DecodeError):
             continue
     return tuple(found)
