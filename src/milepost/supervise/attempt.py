@@ -9,9 +9,9 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,8 @@ from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
 from milepost.supervise.causes import End
 from milepost.supervise.environment import SUPERVISED
 from milepost.supervise.evidence import end_of
-from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process, processes
+from milepost.supervise.group import LEADERS, Group, Process, is_a_shell, is_a_tracker, is_a_writer, kill, process, processes
+from milepost.supervise.listening_record import listening_among
 from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
@@ -95,7 +96,11 @@ class Attempt:
         self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = self._is_stuck = False
         self._stacks: Stacks | None = None
         self._status: tuple[int | None, int | None] | None = None
-        self._ended_ns = 0
+        self._ended_ns = self._lingers_ns = 0
+        self._reached: set[tuple[int, int]] = set()
+        """Who was signalled behind its first process, by number and start time."""
+        self._orphaned = False
+        """It was we who told them to leave, since that had ended by itself."""
         self._question: Question | None = None
         self._said = -1, 0
         """How much it had said when that was looked at, and when it was more than before."""
@@ -135,6 +140,9 @@ class Attempt:
             return
         self._forwarded.append(number)
         self._send(number)
+        there = process(self.pid)
+        if there is not None and is_a_shell(there):
+            self._reach(number, self._group.left())
         if then_kill:
             self._kill_in(self.order.grace_s)
 
@@ -158,6 +166,14 @@ class Attempt:
         there = process(self.pid)
         if number != signal.SIGKILL and there is not None and there.state == "T":
             os.kill(self.pid, signal.SIGCONT)  # it could not hear it, and would be killed without having saved
+
+    def _reach(self, number: int, among: Iterable[Process]) -> list[Process]:
+        """Send a signal to those that listen behind what was started, which keeps it. Return those that were not reached yet."""
+        new = [each for each in listening_among(self.order.folder, among) if (each.pid, each.started) not in self._reached]
+        for each in new:
+            each.send(number)
+        self._reached.update((each.pid, each.started) for each in new)
+        return new
 
     def _kill_in(self, seconds: float) -> None:
         at_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
@@ -233,9 +249,12 @@ class Attempt:
         left = self._group.left()
         if not left:
             return True
-        since_s = (now_ns - self._ended_ns) / 1e9
         if self._at_once:
             kill(left)
+        elif self._may_save(left, now_ns):
+            self._lingers_ns = now_ns
+            return False
+        since_s = (now_ns - max(self._ended_ns, self._lingers_ns)) / 1e9
         writers = [each for each in left if is_a_writer(each)]
         others = [each for each in left if each not in writers]
         if writers and not others and not self._waits:
@@ -248,6 +267,19 @@ class Attempt:
         if since_s >= LONGEST_DEADLINE_S + _STUCK_S:
             kill(writers)
         return self._give_up(left, since_s)
+
+    def _may_save(self, left: list[Process], now_ns: int) -> bool:
+        """Tell trainers that outlive what was started (a shell, a launcher) to leave, and say whether they have time for it."""
+        if self._killed_after_grace or self._hung:
+            return False
+        new = self._reach(self._forwarded[-1] if self._forwarded else signal.SIGTERM, left)
+        if new:
+            pids = [each.pid for each in new]
+            self._tell("orphaned", f"its first process has ended, pid {pids[0]} trains on: told to save and leave", pids=pids)
+            self._orphaned = not self._forwarded
+            if signal.SIGINT not in self._forwarded:
+                self._kill_in(self.order.grace_s)
+        return (self._kill_ns is None or now_ns < self._kill_ns) and bool(listening_among(self.order.folder, left))
 
     def _give_up(self, left: list[Process], since_s: float) -> bool:
         stuck_s = LONGEST_DEADLINE_S * any(map(is_a_writer, left)) + 2 * self.order.linger_s + 2 * _STUCK_S
@@ -276,8 +308,9 @@ class Attempt:
         self._process.wait()
         assert self._status is not None
         code, number = self._status
-        return end_of(
+        end = end_of(
             self.order.folder,
+            self.pid,
             code,
             number,
             forwarded=tuple(self._forwarded),
@@ -290,6 +323,8 @@ class Attempt:
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )
+        # That they have left is then no reason of the end, but what came of it.
+        return replace(end, stopped=None) if self._orphaned else end
 
     def __str__(self) -> str:
         if self._status is None:

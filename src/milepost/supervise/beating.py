@@ -111,6 +111,20 @@ def stopped_of(folder: Path) -> StoppedRecord | None:
     return next(_decoded(sorted(folder.glob("stopped-*.json")), StoppedRecord), None)
 
 
+def stopped_behind(folder: Path, leader: int) -> bool:
+    """Say whether an engine left for that behind ``leader``, and none has begun to listen since."""
+    left = [path for path in folder.glob("stopped-*.json") if path.name != f"stopped-{leader}.json"]
+    began = max((_changed_ns(path) for path in folder.glob("listening-*.json")), default=0)
+    return any(_changed_ns(path) >= began for path in left)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _decoded(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:
     for path in paths:
         try:

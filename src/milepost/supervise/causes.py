@@ -60,6 +60,8 @@ class End:
     """The last of it."""
     failure: FailureRecord | None = None
     stopped: StoppedRecord | None = None
+    is_covered: bool = False
+    """That was behind the first process, and the last that trained: an exit code of 0 is that of a wrapper (``| tee``)."""
     phase: str = ""
     step: int = -1
     loading: tuple[str, int] | None = None
@@ -189,7 +191,7 @@ def classify(end: End) -> Cause:
 
 def _by_the_end(end: End, text: str) -> Found | None:
     """Return what is certain: it ended well, it left when told to, or `milepost run` ended it."""
-    if end.exit_code == 0:
+    if end.exit_code == 0 and not (end.is_covered and end.stopped is not None):
         return "done", "it ended with exit code 0"
     if end.hung and not (end.stopped is not None and not end.stopped.path.startswith("SIG")):
         # It may still have saved, when the SIGTERM that ended it reached it; that it hung is what somebody wants to know.

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from milepost.engine.beats import Beats
-from milepost.supervise.beating import beats_of, stopped_of
+from milepost.supervise.beating import beats_of, stopped_behind, stopped_of
 from milepost.supervise.causes import End
 from milepost.supervise.torchrun import first_failure
 
 
-def end_of(folder: Path, exit_code: int | None, signal: int | None, **seen: Any) -> End:
+def end_of(folder: Path, leader: int, exit_code: int | None, signal: int | None, **seen: Any) -> End:
     """Return how an attempt ended; ``seen`` holds the fields of `End` that were seen from outside."""
     found = [*beats_of(folder).values()]
     telling = max(found, key=_tells, default=None)
@@ -20,6 +20,7 @@ def end_of(folder: Path, exit_code: int | None, signal: int | None, **seen: Any)
         signal,
         failure=first_failure(folder),
         stopped=stopped_of(folder),
+        is_covered=stopped_behind(folder, leader),
         phase=telling.phase if telling else "",
         step=max((each.step for each in found), default=-1),
         loading=next(((each.run_id, each.loading) for each in found if each.loading), None),

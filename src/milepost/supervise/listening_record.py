@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -15,6 +16,7 @@ import msgspec
 from milepost.engine.supervised import leave_record, read_left
 from milepost.store.process import process_start_time
 from milepost.supervise.dispositions import caught_in_c
+from milepost.supervise.group import Process
 
 log = logging.getLogger("milepost")
 
@@ -73,6 +75,12 @@ def read_listening(folder: str | os.PathLike[str]) -> tuple[ListeningRecord, ...
         except (OSError, msgspec.DecodeError):
             continue
     return tuple(found)
+
+
+def listening_among(folder: str | os.PathLike[str], there: Iterable[Process]) -> list[Process]:
+    """Return those of some processes that said in ``folder`` that they listen."""
+    said = {(each.pid, each.start_time) for each in read_listening(folder)}
+    return [each for each in there if (each.pid, each.started) in said]
 
 
 def _free_signal() -> int:
