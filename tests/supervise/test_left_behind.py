@@ -16,8 +16,8 @@ from milepost.publish.view import View, read
 from milepost.store.local import LocalStore
 from milepost.supervise.attempt import forget
 from milepost.supervise.roots import newest_of
-from tests.supervise.attempts import PRELUDE
-from tests.supervise.runs import QUICK, ran
+from tests.supervise.attempts import PRELUDE, order_of, over, started, until
+from tests.supervise.runs import LOOP, QUICK, ran
 
 FOLDER = PRELUDE + "folder = Path(os.environ['MILEPOST_SUPERVISED'])\n"
 LATER = "9999-01-01T00:00:00Z"
@@ -86,3 +86,20 @@ def test_what_was_published_and_is_retired_was_progress(root: Path) -> None:
     view = seen(root)
     assert newest_of(beats(view, generation=1, resumed=0), dataclasses.replace(view, live={2: view.live[2]}), LATER).is_new
     assert not newest_of(beats(view, generation=0), view, LATER).is_new
+
+
+def test_what_was_published_is_known_though_somebody_clears_the_folder_away(tmp_path: Path) -> None:
+    script = LOOP.replace(
+        'at(counters["step"])',
+        """
+        if counters["step"] == 15:
+            while not Path("seen").exists(): pass
+            import shutil
+            shutil.rmtree(os.path.dirname(os.environ["MILEPOST_SUPERVISED"]))
+            os._exit(9)""",
+    )
+    with started(order_of(tmp_path, script.removeprefix(PRELUDE))) as attempt:
+        until(lambda: any(each.generation for each in attempt.beats.values()), attempt.poll)
+        (tmp_path / "seen").touch()
+        end = over(attempt)
+    assert (end.exit_code, end.published, end.step) == (9, True, 15)

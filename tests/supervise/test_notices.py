@@ -85,6 +85,8 @@ AT_NS = 1_800_000_000_000_000_000  # 2027-01-15T08:00:00Z
         ("-5", Notice()),
         ("NaN", Notice()),
         ("1e999", Notice()),
+        ("[" * 100_000, Notice()),
+        ('{"time":' + "9" * 305 + "}", Notice(10**21)),
     ],
 )
 def test_what_a_notice_says_of_its_deadline(text: str, notice: Notice) -> None:

@@ -1,4 +1,4 @@
-"""What stands between `milepost run` and a trainer: a shell, a launcher that passes nothing on, a pipe that hides an exit code."""
+"""What stands between `milepost run` and a trainer: a shell, a launcher that passes nothing on, a pipe that hides a code."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ class Attempt:
         self._looked_ns = self._listed_ns = self._began_ns
         self._forwarded: list[int] = []
         self._resumed: set[str] = set()
+        self._read: dict[str, Beats] = {}
         self._kill_ns: int | None = None
         self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = self._is_stuck = False
         self._stacks: Stacks | None = None
@@ -124,7 +125,9 @@ class Attempt:
     @property
     def beats(self) -> dict[str, Beats]:
         """Return what each engine in it has said last, by a name that stays."""
-        return beats_of(self.order.folder)
+        # Somebody may clear the folder away, with all that is in it: what was read before is still true.
+        self._read |= beats_of(self.order.folder)
+        return dict(self._read)
 
     @property
     def newest(self) -> tuple[Newest, ...]:
@@ -150,7 +153,7 @@ class Attempt:
         """Kill all of it at once, a writer that still publishes included."""
         self._at_once = True
         if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            self._strike(signal.SIGKILL)
 
     def poll(self) -> End | None:
         """Do what is to be done now, and return how it ended once nothing of it is left. Never blocks."""
@@ -161,11 +164,17 @@ class Attempt:
         return self._end
 
     def _send(self, number: int) -> None:
-        # Its number is its own until it is reaped.
-        os.kill(self.pid, number)
+        self._strike(number)
         there = process(self.pid)
         if number != signal.SIGKILL and there is not None and there.state == "T":
-            os.kill(self.pid, signal.SIGCONT)  # it could not hear it, and would be killed without having saved
+            self._strike(signal.SIGCONT)  # it could not hear it, and would be killed without having saved
+
+    def _strike(self, number: int) -> None:
+        try:
+            os.kill(self.pid, number)  # its number is its own until it is reaped
+        except PermissionError:  # it has become somebody else: sudo, su
+            text = f"{name_of_signal(number)} cannot be sent: pid {self.pid} belongs to another user now"
+            self._tell("not-permitted", text, pid=self.pid, signal=number)
 
     def _reach(self, number: int, among: Iterable[Process]) -> list[Process]:
         """Send a signal to those that listen behind what was started, which keeps it. Return those that were not reached yet."""
@@ -195,7 +204,7 @@ class Attempt:
         if not self._killed_after_grace:
             self._killed_after_grace = True
             self._tell("killed", "the grace period is over: killed", grace_s=self.order.grace_s)
-            os.kill(self.pid, signal.SIGKILL)
+            self._strike(signal.SIGKILL)
         elif not self._is_stuck and (now_ns - self._kill_ns) / 1e9 >= _STUCK_S:
             self._is_stuck = True
             self._tell("stuck", f"killed, and still there: pid {self.pid}; a disk or a driver holds it", pids=[self.pid])
@@ -207,9 +216,10 @@ class Attempt:
             took_ns = self._clock.monotonic_ns() - now_ns
             self._listed_ns = now_ns + 50 * took_ns
         self._oom_kills()  # the group in which they are counted may be gone with the command
-        found = self.beats
+        found = beats_of(self.order.folder)
+        self._read |= found
         self._tell_of(found)
-        self._judge(now_ns, found)
+        self._judge(now_ns, found)  # by what is there: of what is gone nobody knows whether it beats on
 
     def _tell_of(self, found: Mapping[str, Beats]) -> None:
         for name, each in found.items():
@@ -310,6 +320,7 @@ class Attempt:
         code, number = self._status
         end = end_of(
             self.order.folder,
+            self.beats.values(),
             self.pid,
             code,
             number,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from milepost.engine.beats import Beats
-from milepost.supervise.beating import beats_of, stopped_behind, stopped_of
+from milepost.supervise.beating import stopped_behind, stopped_of
 from milepost.supervise.causes import End
 from milepost.supervise.torchrun import first_failure
 
 
-def end_of(folder: Path, leader: int, exit_code: int | None, signal: int | None, **seen: Any) -> End:
+def end_of(folder: Path, said: Iterable[Beats], leader: int, exit_code: int | None, signal: int | None, **seen: Any) -> End:
     """Return how an attempt ended; ``seen`` holds the fields of `End` that were seen from outside."""
-    found = [*beats_of(folder).values()]
+    found = [*said]
     telling = max(found, key=_tells, default=None)
     return End(
         exit_code,

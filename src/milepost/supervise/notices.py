@@ -183,7 +183,7 @@ class Azure:
         try:
             found = json.loads(answer)["Events"]
             return [event for event in found if isinstance(event, dict)]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Unclear(f"its answer is no list of events: {answer[:80]!r}") from error
 
     def _concerns(self, event: Mapping[str, Any]) -> bool:
@@ -228,7 +228,7 @@ def notice_in(text: str) -> Notice:
     text = text.strip()
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _read_time(text) or Notice()
     if isinstance(document, dict):
         return next((found for name in _NAMED if name in document and (found := _read_time(document[name]))), Notice())
@@ -240,7 +240,7 @@ def _told_in(event: Mapping[str, Any]) -> Notice | None:
     return told if told is not None and told.deadline_wall_ns is not None else None
 
 
-_A_DATE, _IN_MILLISECONDS = 1e8, 1e11
+_A_DATE, _IN_MILLISECONDS, _FOREVER = 1e8, 1e11, 1e15
 """Less is a length of time in seconds; more a time since 1970, in seconds, or in milliseconds: else it were the year 5138."""
 
 
@@ -249,7 +249,7 @@ def _read_time(value: object) -> Notice | None:
         return None
     text = str(value).strip()
     try:
-        seconds = seconds_of(text)
+        seconds = min(seconds_of(text), _FOREVER)
     except UsageError:
         return _read_date(text)
     if seconds < _A_DATE:
