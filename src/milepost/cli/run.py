@@ -83,8 +83,8 @@ def run(
     Starts COMMAND, passes SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 on to it, and starts it again when it fails or is killed, until
     it ends with 0. Each start goes on from its newest checkpoint. Failures that starting again cannot heal end it.
 
-    Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it has saved and is to be started
-    again, with 130 after a Ctrl-C.
+    Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it is to be started again, with 130
+    after a Ctrl-C.
     """
     check_the_system()
     open_what_is_closed()

@@ -22,6 +22,7 @@ INTERRUPTED = 130
 Generation: TypeAlias = tuple[str, int]
 """A run id and a number."""
 
+_SAVED = ("preempted", "notice", "time-up")
 _LOADERS_KILLED = 2
 _OF_ITSELF = frozenset(
     map(
@@ -117,6 +118,8 @@ class Policy:
         self._pay(end, cause, kind)
         if asked_to_stop or kind.is_leaving:
             why = "milepost run was told to end" if asked_to_stop else "this machine or its time is about to end"
+            if end.phase and cause.kind not in _SAVED:
+                why += ", and nothing was saved at this end"
             return Decision("requeue", 0.0, REQUEUE, f"{why}: start it again to go on")
         why = self._look_at_the_loader(end) or self._step_back(end, cause, kind) or self._standing
         return Decision("restart", self._wait(cause, kind), code, why, self._skip, self._resume)
