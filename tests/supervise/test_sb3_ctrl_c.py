@@ -60,5 +60,6 @@ def test_training_with_worker_processes_saves_after_a_ctrl_c(tmp_path: Path, met
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     view = read(LocalStore(str(tmp_path / "run"), SystemClock()))
-    assert view.head is not None and view.head.step == 32
+    assert view.head is not None
+    assert view.head.step == 32
     assert "not-spared" not in (tmp_path / "stderr").read_text()
