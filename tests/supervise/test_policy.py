@@ -444,3 +444,9 @@ def test_one_that_is_to_be_started_again_says_so_where_nothing_was_saved_at_its_
     decision = policy().decide(end, cause, asked_to_stop=True)
     assert (decision.action, decision.exit_code) == ("requeue", 75)
     assert ("nothing was saved at this end" in decision.why) is is_told
+
+
+def test_of_several_roots_that_which_was_being_loaded_goes_back_with_those_that_were() -> None:
+    one = policy()
+    ends = [replace(KILLED, resumed=(("actor", 5),), loading=("critic", 7), phase="resuming")] * 3
+    assert [after(one, each) for each in ends][-1].resume == (("critic", 6), ("actor", 4))

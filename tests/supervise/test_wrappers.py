@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from milepost.clock import SystemClock
 from milepost.publish.view import read
 from milepost.store.local import LocalStore
 from tests.supervise.attempts import PRELUDE
-from tests.supervise.runs import LOOP, QUICK, running
+from tests.supervise.runs import LOOP, MILEPOST, QUICK, running
 
 AT = 'at(counters["step"])'
 TRAINER = LOOP.replace("every(steps=10)", "every(steps=1000)").replace(
@@ -70,3 +72,12 @@ def test_a_trainer_whose_launcher_was_killed_saves_and_that_is_no_preemption(tmp
         assert run.ends() == 137, run.said()
     assert saved(tmp_path) == [16], run.said()
     assert [each["kind"] for each in run.events() if each["event"] == "ended"] == ["killed"]
+
+
+def test_a_run_within_a_run_hears_of_the_end_through_a_shell(tmp_path: Path) -> None:
+    inner = " ".join(map(shlex.quote, [*MILEPOST, "run", "--", sys.executable, "trainer.py"]))
+    with wrapped(tmp_path, f"os.execvp('sh', ['sh', '-c', {inner + '; exit $?'!r}])") as run:
+        run.gate("there")
+        run.send(signal.SIGTERM)
+        assert run.ends() == 75, run.said()
+    assert saved(tmp_path) == [16], run.said()

@@ -18,6 +18,7 @@ from milepost.lifecycle.amounts import seconds_of
 from milepost.supervise.beating import Pulse
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
+from milepost.supervise.listening_record import tell_an_outer_run
 from milepost.supervise.memory import OomKills
 from milepost.supervise.policy import Limits
 from milepost.supervise.printing import Console
@@ -100,6 +101,7 @@ def run(
     clock, console = SystemClock(), Console()
     journal = Journal(console, clock, log, as_json=as_json)
     with Hearing(for_good=bool((click.get_current_context().obj or {}).get("is_a_program"))) as ear:
+        tell_an_outer_run()
         try:
             bench = Bench(clock, ear, console, journal, folder_of_attempts(), OomKills().grown)
             if when == "auto":

@@ -13,6 +13,7 @@ from typing import TextIO
 
 import msgspec
 
+from milepost.engine import supervised
 from milepost.engine.supervised import leave_record, read_left
 from milepost.store.process import process_start_time
 from milepost.supervise.dispositions import caught_in_c
@@ -64,6 +65,13 @@ def leave_listening_record(folder: str, dump: StackDump, paths: tuple[str, ...])
     pid = os.getpid()
     record = ListeningRecord(pid, process_start_time(pid) or 0, paths, dump.signal, dump.path if dump.signal else "")
     leave_record(folder, f"listening-{pid}", record)
+
+
+def tell_an_outer_run() -> None:
+    """Say to a `milepost run` around this one, if there is one, that this process hears signals: a shell may stand between."""
+    pid, folder = os.getpid(), supervised.folder()
+    if folder is not None:
+        leave_record(folder, f"listening-{pid}", ListeningRecord(pid, process_start_time(pid) or 0, (), 0, ""))
 
 
 def read_listening(folder: str | os.PathLike[str]) -> tuple[ListeningRecord, ...]:

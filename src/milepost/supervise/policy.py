@@ -186,7 +186,8 @@ class Policy:
         enough = kind.back_after - self._is_the_last(cause, kind)
         if not kind.back_after or self._doubtful < 2 or self._against < enough or self._resume or self._skip:
             return ""
-        came_from = dict(end.resumed or ((end.loading,) if end.loading else ()))
+        # Of several roots all that it had come to: an actor is not to go back without its critic.
+        came_from = dict((*((end.loading,) if end.loading else ()), *end.resumed))
         self._doubted |= set(came_from.items())
         targets = {run: self._before(run, number, end.older) for run, number in came_from.items()}
         self._resume = tuple((run, number) for run, number in targets.items() if number)
