@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from milepost.records import Difference
 
 
+_PLAIN = (str, int, float, bool, type(None))
 _USERINFO = re.compile(r"(?<=://)[^/\s@'\"`]+@")
 
 
@@ -52,6 +53,12 @@ class MilepostError(Exception):
         hint = plain(self.hint)
         # This is what ends up in logs, and a run root may be a URL with a password.
         return _USERINFO.sub("***@", f"{text}\nhint: {hint}" if hint else text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors travel between processes, from one rank to all: an exception that cannot be made again from its message alone
+        # ends whoever reads it, in the middle of a collective, and leaves the others waiting.
+        facts = {name: value if isinstance(value, _PLAIN) else plain(value) for name, value in self.facts.items()}
+        return _again, (type(self), self.args, {**self.__dict__, "facts": facts})
 
 
 class UsageError(MilepostError, ValueError):
@@ -145,3 +152,11 @@ class ServiceError(MilepostError):
 
 class InternalError(MilepostError):
     """Report a broken invariant of milepost itself."""
+
+
+def _again(kind: type[MilepostError], args: tuple[object, ...], state: dict[str, object]) -> MilepostError:
+    """Make an error again that was pickled: as it was, but for facts that are no plain values, which are their text."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -547,6 +547,29 @@ def test_two_engines_of_one_loop_both_save_before_the_process_ends(tmp_path: Pat
     assert [oneshot.load(tmp_path / name)["counters"]["step"] for name in ("actor", "critic")] == [1, 1]
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_two_engines_that_hear_of_the_end_between_their_safe_points_leave_at_the_next_one_of_both(
+    tmp_path: Path, after: int
+) -> None:
+    with Stopping(tmp_path / "actor") as actor, Stopping(tmp_path / "critic") as critic:
+        assert not actor.point(1)
+        for engine in (actor.engine, critic.engine):
+            engine.stop_by("60m", path="SIGTERM")
+        assert not critic.point(1), "the actor's has gone on to its next step by now"
+        assert actor.point(after)
+        assert critic.stop_at(after).path == "SIGTERM"
+    assert [oneshot.load(tmp_path / name)["counters"]["step"] for name in ("actor", "critic")] == [after, after]
+
+
+def test_of_two_engines_the_second_leaves_alone_if_its_next_safe_point_would_be_too_late(tmp_path: Path) -> None:
+    with Stopping(tmp_path / "actor") as actor, Stopping(tmp_path / "critic") as critic:
+        assert not actor.point(1)
+        for engine in (actor.engine, critic.engine):
+            engine.stop_by(0.5, path="SIGTERM")
+        assert critic.point(1, after_s=0)
+    assert oneshot.load(tmp_path / "critic")["counters"]["step"] == 1
+
+
 def test_an_engine_that_comes_around_again_does_not_wait_for_the_other(tmp_path: Path) -> None:
     with Stopping(tmp_path / "actor") as actor, Stopping(tmp_path / "critic") as critic:
         for engine in (actor.engine, critic.engine):

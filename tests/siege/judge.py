@@ -56,13 +56,14 @@ class End:
 
     @property
     def safe_points_after(self) -> int:
-        """Return how many safe points were begun after it was first told to end."""
+        """Return how many safe points were begun after it was first told to end: of two engines by the one with fewer."""
         told = False
-        count = 0
+        counts = {note.rest[0]: 0 for note in self.all_of("safe")}
         for note in self.notes:
             told |= note.word == "struck" and note.rest[0] not in (0, signal.SIGSTOP, signal.SIGCONT)
-            count += told and note.word == "safe"
-        return count
+            if told and note.word == "safe":
+                counts[note.rest[0]] += 1
+        return min(counts.values(), default=0)
 
 
 def allowed_codes(end: End) -> set[int]:
@@ -89,6 +90,8 @@ def check_end(end: End) -> None:
     assert end.code in allowed, f"start {end.name} ended with {end.code} instead of {sorted(allowed)} {told}"
     if end.code in (75, 130):
         assert any(note.rest[0] == end.code for note in end.all_of("left")), f"start {end.name} left by another way {told}"
+        steps = dict(note.rest for note in end.all_of("safe"))
+        assert len({*steps.values()}) <= 1, f"start {end.name} left its engines at different steps, {steps}, {told}"
 
 
 @dataclass(slots=True)

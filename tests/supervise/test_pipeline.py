@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,19 @@ def test_one_that_is_not_ready_at_a_later_start_is_started_again_as_if_it_had_fa
         stage.turn(3)
         assert len(stage.history) == starts
     assert stage.pipeline.exit_code == 1
+
+
+def test_an_address_that_a_stranger_has_taken_meanwhile_is_waited_for_like_any_failure() -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stage = Stage(role("a", ready=Ready(host="127.0.0.1", port=stranger.getsockname()[1])), backoff_s=10.0)
+        stage.turn()
+        stage.ends("a.0", turns=0)
+        stranger.listen()
+        stage.turn(3)
+        assert (stage.history, stage.pipeline.exit_code) == (["a.0"], None)
+    stage.turn(4, seconds=10.0)
+    assert stage.history == ["a.0", "a.0"]
 
 
 def test_a_worker_that_falls_comes_back_alone() -> None:

@@ -35,7 +35,7 @@ class Metrics:
         """Note numbers measured at ``step``; a later value of the same name takes the place of one not saved yet,
         unless that was the best so far.
         """
-        for name, number in [(name, _number(name, value)) for name, value in metrics.items()]:
+        for name, number in [(name, number_of(name, value)) for name, value in metrics.items()]:
             if name == self._keep.by and self._keep.best:
                 if self._is_better(number):
                     self._best, self._new_best, self._holds_best = number, True, True
@@ -77,7 +77,8 @@ class Metrics:
         self._pending = {**taken, **self._pending, **best}
 
 
-def _number(name: str, value: float) -> float:
+def number_of(name: str, value: float) -> float:
+    """Return a metric's value as a float. Raises `UsageError` (kind ``bad-metric``) if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):

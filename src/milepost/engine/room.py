@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from milepost.encode.blob import PAGE_BYTES
@@ -49,7 +49,7 @@ def survey(session: Session, staged: Staged) -> Room:
     chain = session.chain
     counted = originals(chain.live)
     staying, named = _staying(session), {**chain.dropped, **chain.live}
-    going = tuple(number for number in sorted(counted) if number not in staying)
+    going = may_go(session, staying)
     needed_bytes, least_bytes = new_bytes(session, staged)
     return Room(
         needed_bytes + PAGE_BYTES + session.manifest_bytes,
@@ -57,10 +57,21 @@ def survey(session: Session, staged: Staged) -> Room:
         {number: _freed(named, {number}) for number in sorted(counted)},
         staying,
         going,
-        _freed(named, going),
+        freed_by(session, going),
         least_bytes + PAGE_BYTES + session.manifest_bytes,
         bool(chain.attempted or chain.condemned),
     )
+
+
+def may_go(session: Session, staying: Mapping[int, str] | None = None) -> tuple[int, ...]:
+    """Return the generations that may be retired for room, oldest first. ``staying`` is what is known of those that may not."""
+    stays = _staying(session) if staying is None else staying
+    return tuple(number for number in sorted(originals(session.chain.live)) if number not in stays)
+
+
+def freed_by(session: Session, going: Iterable[int]) -> int:
+    """Return how many bytes the retirement of these generations together frees."""
+    return _freed({**session.chain.dropped, **session.chain.live}, going)
 
 
 def free_bytes(session: Session) -> int | None:

@@ -83,7 +83,7 @@ class SafePoints:
             self._metrics.begin(session.chain.line)
             return
         self.begin(session, restored, ready=True)
-        if all_of_it and self._stops.decide(session, self.last.monotonic_ns) in ("leave", "leave-essential"):
+        if all_of_it and self._stops.decide(session, self.last.monotonic_ns, self.last.step) in ("leave", "leave-essential"):
             request = self._stops.leading
             self.stopped = self._stops.ended(session, request, self.last) if request is not None else None
 
@@ -97,7 +97,7 @@ class SafePoints:
 
     def save_if_due(self, session: Session, now: Reading, counters: Counters) -> bool:
         """Save if that is due, and return whether a save was begun. ``stopped`` is set after the last one."""
-        decision = self._stops.decide(session, now.monotonic_ns)
+        decision = self._stops.decide(session, now.monotonic_ns, now.step)
         if decision in ("leave", "leave-essential"):
             self._errors.check()
             self._leave(session, now, decision, "", counters)
@@ -115,7 +115,7 @@ class SafePoints:
 
     def save(self, session: Session, now: Reading, reason: str, counters: Counters, *, complete: bool) -> None:
         """Save now. ``stopped`` is set if it was the last one."""
-        decision = self._stops.decide(session, now.monotonic_ns)
+        decision = self._stops.decide(session, now.monotonic_ns, now.step)
         if decision in ("leave", "leave-essential"):
             self._leave(session, now, decision, reason, counters, complete=complete)
             return

@@ -125,6 +125,8 @@ class Stops:
         """When the state is to be measured again."""
         self._takes_s = 0.0
         """How long a save was thought to take at the last safe point."""
+        self._at = -1
+        """The step of the last safe point."""
         self.has_left = False
         """The last save was made; the process waits for another engine of this thread."""
 
@@ -172,8 +174,9 @@ class Stops:
         """Return after which instant no save would be durable in time; None while there is no deadline."""
         return last_call_ns(list(self._requests.values()), self._meter.costs, self._saving.size_bytes)
 
-    def decide(self, session: Session, now_ns: int) -> Decision:
+    def decide(self, session: Session, now_ns: int, step: int) -> Decision:
         """Return what this safe point is for."""
+        comes_again, self._at = self._at == step, step
         if self._listening is not None:
             self._listening.poll()
         asked = self._asked  # before the requests are looked at: one that comes meanwhile is seen at the next safe point
@@ -181,11 +184,14 @@ class Stops:
             return "train"
         requests, costs = list(self._requests.values()), self._meter.costs
         self._tell(requests, now_ns)
+        is_late = not comes_again and self._others_have_passed(step)
+        if is_late:
+            requests = [dataclasses.replace(each, at_once=False) for each in requests]
         size_bytes = 0 if costs.duration_s > 0 else self._size_bytes(session, requests, now_ns)
         self._takes_s = expected_s(costs, size_bytes)
         gap_s = self._meter.gap_s
         decision = decide(requests, now_ns, costs, size_bytes=size_bytes, gap_s=gap_s, saved=self._saved_early())
-        if decision == "train":
+        if decision == "train" and not is_late:
             last_ns = last_call_ns(requests, costs, size_bytes)
             spare_ns = _CALM_NS if last_ns is None else last_ns - now_ns - round(gap_s * 1e9)
             # A rollout or a save that turns out longer than any before has taken that time when it is heard of.
@@ -265,6 +271,15 @@ class Stops:
         point leaves without the others.
         """
         return any(other.is_due for other in list(_claimed) if other is not self and other._thread == self._thread)
+
+    def _others_have_passed(self, step: int) -> bool:
+        """Return whether another engine that is to end as well was at this very safe point before it heard of that.
+
+        An actor's that trains on to its next safe point would be one ahead of a critic's that leaves here, and nothing would
+        bring the two back to one step. Where there is time, both leave at the next one.
+        """
+        others = (other for other in list(_claimed) if other is not self and other._thread == self._thread)
+        return any(other._at == step and other.is_due for other in others)
 
     @property
     def is_due(self) -> bool:

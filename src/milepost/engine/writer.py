@@ -15,7 +15,7 @@ from milepost.publish.generation import KeepRule, publish
 from milepost.publish.pointer import note_progress, point_at
 from milepost.publish.retire import retire
 from milepost.publish.signed import as_stored
-from milepost.records import FORMAT_VERSION, ComponentRecord, Manifest
+from milepost.records import FORMAT_VERSION, BlobRecord, ComponentRecord, Manifest
 
 
 def write(session: Session, staged: Staged, order: Order, keep: KeepRule) -> Manifest:
@@ -93,6 +93,17 @@ def _describe(session: Session, placed: Placed, order: Order) -> Manifest:
             raise InternalError("a leaf was neither written nor shared", kind="lost-leaf", component=content.name)
         exactness, reason = order.exactness.get(content.name, ("exact", ""))
         components.append(ComponentRecord(content.name, content.tree, records, exactness, reason))
+    return draft_of(session, order, placed.blobs, components, placed.nonfinite)
+
+
+def draft_of(
+    session: Session,
+    order: Order,
+    blobs: Sequence[BlobRecord],
+    components: Sequence[ComponentRecord],
+    nonfinite: Sequence[str],
+) -> Manifest:
+    """Return the manifest of content that is durable, but for what `milepost.publish.generation.publish` fills in."""
     return Manifest(
         format_version=FORMAT_VERSION,
         run_id=session.run_id,
@@ -106,10 +117,10 @@ def _describe(session: Session, placed: Placed, order: Order) -> Manifest:
         term_next=session.chain.term_next,
         step=order.step,
         commit_timestamp=0,
-        blobs=tuple(placed.blobs),
+        blobs=tuple(blobs),
         complete=order.complete,
-        healthy=not placed.nonfinite,
-        nonfinite=tuple(placed.nonfinite),
+        healthy=not nonfinite,
+        nonfinite=tuple(nonfinite),
         metrics=order.metrics,
         best_by=session.keep.by or "",
         best_mode=session.keep.mode,

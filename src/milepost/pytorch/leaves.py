@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from milepost.errors import CorruptError, UsageError
+from milepost.pytorch import shards
 from milepost.pytorch.devices import Cuda, Transfers, register_device, transfers_of
 from milepost.records import Difference, LeafSpec
 from milepost.state import kinds
@@ -229,6 +230,7 @@ def register() -> None:
         add_device(Transfers(Cuda()))
     for type_, small in module_scalars():
         kinds.register_object(type_, small)
+    shards.register()
     generator = ObjectKind("torch.Generator", _generator_state, _set_generator_state, _make_generator)
     kinds.register_object(torch.Generator, generator)
     kinds.register_comparison(torch.Generator, _generator_differences)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from milepost.clock import Clock
+from milepost.errors import UsageError
 from milepost.supervise.attempt import Tell
 from milepost.supervise.causes import End
-from milepost.supervise.member import Before, Launch, Member, Start, Unit
+from milepost.supervise.member import Before, Launch, Member, NotStarted, Start, Unit
 from milepost.supervise.policy import Limits, Policy
 from milepost.supervise.readiness import Probe, free_port
 from milepost.supervise.roles import Place, Plan, Role
@@ -149,17 +150,27 @@ class Cast:
 
     def _launch(self, member: Member, rendezvous: Mapping[str, str]) -> None:
         role, place = member.role, member.place
-        if role.ready:
-            others_run = any(self.members[other].running for other in role.places)
-            member.probe = Probe(role.ready, role.cwd, place.index, others_run=others_run)
         launch = Launch(place, role, member.attempt + 1, _told(role, place, rendezvous), member.unit.way)
-        member.running = self._start(launch)
+        try:
+            member.probe = self._probe(role, place)
+            member.running = self._start(launch)
+        except UsageError as error:
+            if not (error.kind == "address-taken" and member.starts):
+                raise
+            # It was ours before: whoever has it now may go again.
+            self.tell("not-started", member, str(error))
+            member.running = NotStarted(End(1, None, stderr=str(error)))
         member.attempt += 1
         member.starts += 1
         self.starts += 1
-        member.fate, member.published, member.is_ready = "run", self.published, member.probe is None
+        member.fate, member.published, member.is_ready = "run", self.published, member.probe is None and member.running.pid > 0
         member.ready_until_ns = self._clock.monotonic_ns() + round(role.ready_within_s * 1e9)
-        self.tell("started", member, f"started, pid {member.running.pid}, attempt {member.attempt}", why=member.why)
+        if member.running.pid:
+            self.tell("started", member, f"started, pid {member.running.pid}, attempt {member.attempt}", why=member.why)
+
+    def _probe(self, role: Role, place: Place) -> Probe | None:
+        others_run = any(self.members[other].running for other in role.places)
+        return Probe(role.ready, role.cwd, place.index, others_run=others_run) if role.ready else None
 
     def _rendezvous(self, role: Role) -> dict[str, str]:
         # Anew for each start: the last one may still be held by whoever is on its way out.

@@ -19,7 +19,7 @@ from milepost.supervise.causes import End
 from milepost.supervise.control import CONTROL, Control
 from milepost.supervise.environment import SUPERVISED, Way, environment_of
 from milepost.supervise.group import Looks, Process, adopting, processes
-from milepost.supervise.member import Before, Launch, Running
+from milepost.supervise.member import Before, Launch, NotStarted, Running
 from milepost.supervise.memory import OomKills
 from milepost.supervise.pipeline import Pipeline
 from milepost.supervise.policy import Limits
@@ -182,27 +182,6 @@ class Live:
 
     def newest_generation(self) -> int:
         return sum(each.generation for each in self._attempt.beats.values())
-
-
-class NotStarted:
-    """Be an attempt for which the system had no room. It is over at once, and tried again like any that failed."""
-
-    pid = 0
-
-    def __init__(self, end: End) -> None:
-        self._end = end
-
-    def poll(self) -> End | None:
-        return self._end
-
-    def stop(self, grace_s: float) -> None:
-        """Do nothing: there is nobody."""
-
-    def kill(self) -> None:
-        """Do nothing: there is nobody."""
-
-    def newest_generation(self) -> int:
-        return 0
 
 
 def _pulse_of(role: Role) -> Callable[[], Pulse] | None:

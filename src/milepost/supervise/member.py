@@ -34,6 +34,27 @@ class Running(Protocol):
         """Return the newest that it has published, as the sum over its run roots; 0: none. Reads files."""
 
 
+class NotStarted:
+    """Be a start that came to nothing for now: the system had no room, or its address is taken. It counts as a failure."""
+
+    pid = 0
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+
+    def poll(self) -> End | None:
+        return self._end
+
+    def stop(self, grace_s: float) -> None:
+        """Do nothing: there is nobody."""
+
+    def kill(self) -> None:
+        """Do nothing: there is nobody."""
+
+    def newest_generation(self) -> int:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Say what is to be started."""
