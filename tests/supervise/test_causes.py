@@ -439,3 +439,18 @@ def test_an_error_of_mileposts_own_is_known_by_its_name_before_anybody_listened(
     last = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nmilepost.errors.{name}: another'
     assert classify(End(1, None, stderr=f"{last}: pid=`7`\nhint: stop it\n")).kind == kind
     assert classify(End(1, None, stderr=f"{last.replace('milepost.errors', 'mine')}: pid=`7`\n")).kind == "exception"
+
+
+@pytest.mark.parametrize(
+    ("path", "forwarded", "is_covered", "kind"),
+    [
+        ("notice /run/preempt", (), True, "notice"),
+        ("limit 24h", (), True, "time-up"),
+        ("SIGTERM", (signal.SIGTERM,), True, "preempted"),
+        ("SIGTERM", (), True, "done"),  # a program that ends its own trainer, and is done
+        ("notice /run/preempt", (), False, "done"),
+    ],
+)
+def test_a_zero_of_a_wrapper_is_not_believed(path: str, forwarded: tuple[int, ...], is_covered: bool, kind: str) -> None:
+    end = End(0, None, forwarded=forwarded, stopped=StoppedRecord(path, 75, 4, 100), is_covered=is_covered)
+    assert classify(end).kind == kind

@@ -15,6 +15,7 @@ from milepost.engine.beats import Beats
 from milepost.publish.view import View, read
 from milepost.store.local import LocalStore
 from milepost.supervise.attempt import forget
+from milepost.supervise.beating import stopped_behind
 from milepost.supervise.roots import newest_of
 from tests.supervise.attempts import PRELUDE, order_of, over, started, until
 from tests.supervise.runs import LOOP, QUICK, ran
@@ -103,3 +104,14 @@ def test_what_was_published_is_known_though_somebody_clears_the_folder_away(tmp_
         (tmp_path / "seen").touch()
         end = over(attempt)
     assert (end.exit_code, end.published, end.step) == (9, True, 15)
+
+
+@pytest.mark.parametrize(
+    ("listened", "left", "is_so"),
+    [("7", "7", True), ("7 8", "7 8", True), ("7 8", "8", False), ("1 8", "8", False), ("7", "", False), ("1", "1", False)],
+)
+def test_all_that_trained_has_left_behind_what_was_started(tmp_path: Path, listened: str, left: str, is_so: bool) -> None:
+    for name, pids in (("listening", listened), ("stopped", left)):
+        for pid in pids.split():
+            (tmp_path / f"{name}-{pid}.json").touch()
+    assert stopped_behind(tmp_path, 1) is is_so

@@ -112,17 +112,11 @@ def stopped_of(folder: Path) -> StoppedRecord | None:
 
 
 def stopped_behind(folder: Path, leader: int) -> bool:
-    """Say whether an engine left for that behind ``leader``, and none has begun to listen since."""
-    left = [path for path in folder.glob("stopped-*.json") if path.name != f"stopped-{leader}.json"]
-    began = max((_changed_ns(path) for path in folder.glob("listening-*.json")), default=0)
-    return any(_changed_ns(path) >= began for path in left)
-
-
-def _changed_ns(path: Path) -> int:
-    try:
-        return path.lstat().st_mtime_ns
-    except OSError:
-        return 0
+    """Say whether all that listened have left because they were told to, and ``leader``, whose code is known, is none of them."""
+    left, listened = (
+        {path.stem.rpartition("-")[2] for path in folder.glob(f"{each}-*.json")} for each in ("stopped", "listening")
+    )
+    return bool(left) and str(leader) not in listened and listened <= left
 
 
 def _decoded(paths: Iterable[Path], kind: type[T]) -> Iterator[T]:
