@@ -26,3 +26,10 @@ def test_a_signal_that_another_thread_gets_is_heard_and_ends_nobody() -> None:
     done = subprocess.run([sys.executable, "-c", HEARS], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split("\n")[:-1] == ["SIGTERM", "SIGINT", "SIGUSR1", "None", "the one before", "SIG_DFL"]
+
+
+def test_what_python_makes_of_a_wait_that_was_stopped_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Hearing() as ear:
+        monkeypatch.setattr(signal, "sigtimedwait", lambda *_: signal.struct_siginfo((-559038737, 0, 0, 0, 0, 0, 0)))
+        assert ear.wait(0.01) is None
+        monkeypatch.undo()

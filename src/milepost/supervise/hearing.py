@@ -58,7 +58,8 @@ class Hearing:
         while not self._by_others:
             found = signal.sigtimedwait({*self._heard, signal.SIGCHLD}, min(seconds, _LOOK_S))
             seconds -= _LOOK_S
-            if found is not None:
+            # Stopped and woken after its time was over, Python returns what nobody has filled in: any number.
+            if found is not None and (found.si_signo in self._heard or found.si_signo == signal.SIGCHLD):
                 return None if found.si_signo == signal.SIGCHLD else found.si_signo
             if seconds <= 0:
                 return self._by_others.popleft() if self._by_others else None
