@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+
+import pytest
+
+from milepost.supervise.hearing import Hearing
 
 HEARS = """
 import os, signal, threading
