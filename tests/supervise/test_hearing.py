@@ -5,10 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-
-import pytest
-
-from milepost.supervise.hearing import Hearing
+import threading
 
 HEARS = """
 import os, signal, threading
@@ -33,8 +30,28 @@ def test_a_signal_that_another_thread_gets_is_heard_and_ends_nobody() -> None:
     assert done.stdout.split("\n")[:-1] == ["SIGTERM", "SIGINT", "SIGUSR1", "None", "the one before", "SIG_DFL"]
 
 
-def test_what_python_makes_of_a_wait_that_was_stopped_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Hearing() as ear:
-        monkeypatch.setattr(signal, "sigtimedwait", lambda *_: signal.struct_siginfo((-559038737, 0, 0, 0, 0, 0, 0)))
-        assert ear.wait(0.01) is None
-        monkeypatch.undo()
+STOPPED = """
+import sys
+from milepost.supervise.hearing import Hearing
+with Hearing() as ear:
+    print("on", flush=True)
+    for line in sys.stdin:
+        print(ear.wait(0.3), flush=True)
+"""
+
+
+def test_a_wait_that_is_stopped_until_its_time_is_over_hears_no_signal_that_nobody_sent() -> None:
+    pause = threading.Event()
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        for _ in range(3):
+            process.stdin.write("wait\n")
+            process.stdin.flush()
+            pause.wait(0.1)
+            process.send_signal(signal.SIGSTOP)
+            pause.wait(0.4)
+            process.send_signal(signal.SIGCONT)
+            assert process.stdout.readline() == "None\n"
+        process.stdin.close()
