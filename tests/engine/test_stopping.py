@@ -836,3 +836,10 @@ def test_a_log_that_is_only_measured_for_the_last_save_still_tells_what_it_doubt
         training.stop_at(2)
     (told,) = [event["doubts"] for event in events(local(tmp_path)) if event["event"] == "published" and event["step"] == 2]
     assert told == ["replay: rows were written without a touch"]
+
+
+def test_a_deadline_beyond_all_time_is_no_error(tmp_path: Path) -> None:
+    with Stopping(tmp_path) as run:
+        run.engine.stop_by(1e300, at_once=False)
+        run.point(1)
+        assert run.engine.stopping is not None

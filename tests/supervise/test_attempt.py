@@ -282,3 +282,23 @@ with started(order_of(Path({str(tmp_path)!r}), script)) as attempt:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     until(is_there(tmp_path / "saved"))
     until(lambda: not is_alive(int((tmp_path / "ready").read_text())))
+
+
+def test_one_that_has_become_somebody_else_cannot_be_signalled_and_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(order_of(tmp_path, "made('ready'); wait_for_ever()"), tell=(told := Told())) as attempt:
+        until(is_there(tmp_path / "ready"), attempt.poll)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", _refused)
+            attempt.signal(signal.SIGTERM, within_s=attempt.order.grace_s)
+            attempt.kill()
+            attempt.poll()
+        assert told.events == ["not-permitted", "not-permitted"]
+        assert f"pid {attempt.pid} belongs to another user" in told.lines[0]
+        attempt.kill()
+        over(attempt)
+
+
+def _refused(pid: int, number: int) -> None:
+    raise PermissionError(1, "Operation not permitted")

@@ -452,3 +452,18 @@ def test_a_run_root_that_may_not_be_made_is_not_tried_again(reason: str) -> None
     last = f"milepost.errors.StoreError: could not make the directory: {reason}: path=`/data/runs`"
     cause = classify(End(1, None, stderr=f"Traceback (most recent call last):\n  File 'train.py', line 3\n{last}\n"))
     assert (cause.kind, cause.text) == ("permission", last)
+
+
+@pytest.mark.parametrize(
+    ("path", "forwarded", "is_covered", "kind"),
+    [
+        ("notice /run/preempt", (), True, "notice"),
+        ("limit 24h", (), True, "time-up"),
+        ("SIGTERM", (signal.SIGTERM,), True, "preempted"),
+        ("SIGTERM", (), True, "done"),  # a program that ends its own trainer, and is done
+        ("notice /run/preempt", (), False, "done"),
+    ],
+)
+def test_a_zero_of_a_wrapper_is_not_believed(path: str, forwarded: tuple[int, ...], is_covered: bool, kind: str) -> None:
+    end = End(0, None, forwarded=forwarded, stopped=StoppedRecord(path, 75, 4, 100), is_covered=is_covered)
+    assert classify(end).kind == kind

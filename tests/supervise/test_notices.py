@@ -4,7 +4,8 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ AT_NS = 1_800_000_000_000_000_000  # 2027-01-15T08:00:00Z
         ("-5", Notice()),
         ("NaN", Notice()),
         ("1e999", Notice()),
+        ("[" * 100_000, Notice()),
+        ('{"time":' + "9" * 305 + "}", Notice(10**21)),
     ],
 )
 def test_what_a_notice_says_of_its_deadline(text: str, notice: Notice) -> None:
@@ -229,6 +232,29 @@ def test_a_server_that_is_not_there_or_says_nothing_is_unclear(server: Server, m
     silent.set()
     with pytest.raises(Unclear):
         source_of("http://127.0.0.1:1/x").look()
+
+
+def test_a_server_whose_answer_never_ends_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drips(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"x")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(notices, "ANSWER_S", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = HTTPServer(("127.0.0.1", 0), Drips)
+    asked = threading.Thread(target=server.handle_request)
+    asked.start()
+    with pytest.raises(Unclear, match="takes too long"):
+        source_of(f"http://127.0.0.1:{server.server_address[1]}").look()
+    asked.join()
+    server.server_close()
 
 
 @pytest.mark.parametrize("notice", ["ftp://host/x", "", " ", "http://", "a\0b"])

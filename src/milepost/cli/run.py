@@ -21,6 +21,7 @@ from milepost.supervise.attempt import folder_of_attempts
 from milepost.supervise.beating import Pulse
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
+from milepost.supervise.listening_record import tell_an_outer_run
 from milepost.supervise.memory import OomKills
 from milepost.supervise.policy import Limits
 from milepost.supervise.printing import Console
@@ -109,8 +110,8 @@ def run(
     Starts COMMAND, passes SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 on to it, and starts it again when it fails or is killed, until
     it ends with 0. Each start goes on from its newest checkpoint. Failures that starting again cannot heal end it.
 
-    Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it has saved and is to be started
-    again, with 130 after a Ctrl-C. A second SIGTERM or Ctrl-C, more than a second later, kills all of it at once.
+    Exits with the command's own code, with 128 + N where signal N ended it, with 75 where it is to be started again, with 130
+    after a Ctrl-C. A second SIGTERM or Ctrl-C, more than a second later, kills all of it at once.
     """
     check_the_system()
     open_what_is_closed()
@@ -126,6 +127,7 @@ def run(
     clock, console = SystemClock(), Console()
     journal = Journal(console, clock, log, as_json=as_json)
     with Hearing(for_good=is_a_program()) as ear:
+        tell_an_outer_run()
         try:
             bench = Bench(clock, ear, console, journal, folder_of_attempts("run"), OomKills().grown)
             if when == "auto":

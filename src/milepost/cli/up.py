@@ -30,6 +30,7 @@ from milepost.supervise.control import CONTROL, ControlLock, ask, error_of
 from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
 from milepost.supervise.launching import launched
+from milepost.supervise.listening_record import tell_an_outer_run
 from milepost.supervise.orders import Look, Order, RestartAll, RestartRole, RestartWorker
 from milepost.supervise.pipeline import PipelineEnd
 from milepost.supervise.policy import Limits
@@ -77,6 +78,7 @@ def up(pipeline: Path, check: bool, control: Path | None, backoff: str, log: Pat
     path = Path(os.path.abspath(control or f"{pipeline}.sock"))
     clock, console = SystemClock(), Console()
     with ControlLock(path, clock), Hearing(for_good=is_a_program()) as ear:
+        tell_an_outer_run()
         journal = Journal(console, clock, log, as_json=as_json, name="up")
         try:
             limits = Limits(backoff_s=backoff_of(backoff))

@@ -55,7 +55,7 @@ def _read(variable: str, most: int | None = None) -> dict[str, tuple[int, ...]]:
                 f"{variable} names generations as RUN_ID:NUMBER, with a comma between two",
                 kind="bad-environment",
                 hint="milepost show names the run; or unset it",
-                value=text,
+                value=text[:200],
             )
         found[pair[1]] = (*found.get(pair[1], ()), int(pair[2]))
     return found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from milepost.clock import Clock
-from milepost.engine import forks
+from milepost.engine import forks, supervised
 
 log = logging.getLogger("milepost")
 
@@ -138,7 +138,7 @@ class Beat:
 def read(path: str | os.PathLike[str]) -> Beats | None:
     """Return what a process has written last; None if there is nothing to be read yet, or it is no such file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = supervised.open_left(path)
     except OSError:
         return None
     try:

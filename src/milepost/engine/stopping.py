@@ -38,6 +38,8 @@ from milepost.records import Summary
 log = logging.getLogger("milepost")
 
 GROUP = "milepost.stop"
+_FOREVER_S = 1e9
+"""A deadline lies no further ahead, whatever somebody has said: thirty years."""
 _CALM_NS = 10**9
 """For how long at most it is not looked at again how much time is left."""
 _MEASURE_NS = 60 * 10**9
@@ -132,7 +134,7 @@ class Stops:
     ) -> None:
         """Note a request. One path that fires again cannot move its deadline back."""
         seconds = None if within is None else seconds_of(within)
-        deadline_ns = None if seconds is None else self._clock.monotonic_ns() + round(seconds * 1e9)
+        deadline_ns = None if seconds is None else self._clock.monotonic_ns() + round(min(seconds, _FOREVER_S) * 1e9)
         before = self._requests.get(path)
         if before is not None and before.deadline_ns is not None:
             deadline_ns = before.deadline_ns if deadline_ns is None else min(deadline_ns, before.deadline_ns)

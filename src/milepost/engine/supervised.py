@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +54,24 @@ def leave_record(folder: str, name: str, facts: object) -> bool:
     return True
 
 
+def open_left(path: str | os.PathLike[str]) -> int:
+    """Open a file that a supervised process has left in its folder, to read it. Raises `OSError` for all but a plain file.
+
+    The folder is the command's to write: of a FIFO somebody would wait for ever, and of a link read what is elsewhere.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
+    return descriptor
+
+
+def read_left(path: str | os.PathLike[str], most_bytes: int = _MOST_BYTES) -> bytes:
+    """Return what a supervised process has left in a file, or the beginning of that. Raises `OSError`."""
+    with open(open_left(path), "rb") as file:
+        return file.read(most_bytes)
+
+
 def files_in(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
     """Return the files of an attempt's folder; none where nobody can look into it: no descriptor is free, say."""
     try:
@@ -64,8 +84,6 @@ def read_records(folder: str | os.PathLike[str], name: str, kind: type[T]) -> It
     """Yield what the processes of an attempt have left as ``<name>-<pid>.json``. What cannot be read is passed over."""
     for path in files_in(folder, f"{name}-*.json"):
         try:
-            with open(path, "rb") as file:
-                data = file.read(_MOST_BYTES)
-            yield msgspec.json.decode(data, type=kind)
+            yield msgspec.json.decode(read_left(path), type=kind)
         except (OSError, msgspec.DecodeError):
             continue

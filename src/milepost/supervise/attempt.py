@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,14 +23,15 @@ from milepost.store.lock import LONGEST_DEADLINE_S
 from milepost.supervise.beating import Pulse, beats_of, counts_of, trains
 from milepost.supervise.causes import End
 from milepost.supervise.evidence import end_of
-from milepost.supervise.group import LEADERS, Group, Process, is_a_tracker, is_a_writer, kill, process, processes
+from milepost.supervise.group import LEADERS, Group, Process, is_a_shell, is_a_tracker, is_a_writer, kill, process, processes
+from milepost.supervise.listening_record import listening_among
 from milepost.supervise.printing import Output, Tee
 from milepost.supervise.roots import Newest, Question, older_of
 from milepost.supervise.stacks import Stacks
 from milepost.supervise.starting import start, status_of
 from milepost.supervise.torchrun import error_file
 from milepost.supervise.wording import shown
-from milepost.text import name_of
+from milepost.text import name_of, name_of_signal
 
 LOOK_S = 1.0
 _STUCK_S = 30.0
@@ -96,12 +98,17 @@ class Attempt:
         self._looked_ns = self._listed_ns = self._began_ns
         self._forwarded: list[int] = []
         self._resumed: set[str] = set()
+        self._read: dict[str, Beats] = {}
         self._kill_ns: int | None = None
         self._grace_s = order.grace_s
         self._killed_after_grace = self._suspect = self._hung = self._at_once = self._waits = self._is_stuck = False
         self._stacks: Stacks | None = None
         self._status: tuple[int | None, int | None] | None = None
-        self._ended_ns = 0
+        self._ended_ns = self._lingers_ns = 0
+        self._reached: set[tuple[int, int]] = set()
+        """Who was signalled behind its first process, by number and start time."""
+        self._orphaned = False
+        """It was we who told them to leave, since that had ended by itself."""
         self._question: Question | None = None
         self._said = -1, 0
         """How much it had said when that was looked at, and when it was more than before."""
@@ -120,7 +127,9 @@ class Attempt:
     @property
     def beats(self) -> dict[str, Beats]:
         """Return what each engine in it has said last, by a name that stays."""
-        return beats_of(self.order.folder)
+        # Somebody may clear the folder away, with all that is in it: what was read before is still true.
+        self._read |= beats_of(self.order.folder)
+        return dict(self._read)
 
     @property
     def newest(self) -> tuple[Newest, ...]:
@@ -136,6 +145,9 @@ class Attempt:
             return
         self._forwarded.append(number)
         self._send(number)
+        there = process(self.pid)
+        if there is not None and is_a_shell(there):
+            self._reach(number, self._group.left() or ())
         if within_s is not None:
             self._kill_in(within_s)
 
@@ -143,7 +155,7 @@ class Attempt:
         """Kill all of it at once, a writer that still publishes included."""
         self._at_once = True
         if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            self._strike(signal.SIGKILL)
 
     def poll(self) -> End | None:
         """Do what is to be done now, and return how it ended once nothing of it is left. Never blocks."""
@@ -154,11 +166,25 @@ class Attempt:
         return self._end
 
     def _send(self, number: int) -> None:
-        # Its number is its own until it is reaped.
-        os.kill(self.pid, number)
+        self._strike(number)
         there = process(self.pid)
         if number != signal.SIGKILL and there is not None and there.state == "T":
-            os.kill(self.pid, signal.SIGCONT)  # it could not hear it, and would be killed without having saved
+            self._strike(signal.SIGCONT)  # it could not hear it, and would be killed without having saved
+
+    def _strike(self, number: int) -> None:
+        try:
+            os.kill(self.pid, number)  # its number is its own until it is reaped
+        except PermissionError:  # it has become somebody else: sudo, su
+            text = f"{name_of_signal(number)} cannot be sent: pid {self.pid} belongs to another user now"
+            self._tell("not-permitted", text, pid=self.pid, signal=number)
+
+    def _reach(self, number: int, among: Iterable[Process]) -> list[Process]:
+        """Send a signal to those that listen behind what was started, which keeps it. Return those that were not reached yet."""
+        new = [each for each in listening_among(self.order.folder, among) if (each.pid, each.started) not in self._reached]
+        for each in new:
+            each.send(number)
+        self._reached.update((each.pid, each.started) for each in new)
+        return new
 
     def _kill_in(self, seconds: float) -> None:
         at_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
@@ -181,7 +207,7 @@ class Attempt:
         if not self._killed_after_grace:
             self._killed_after_grace = True
             self._tell("killed", "the grace period is over: killed", grace_s=self._grace_s)
-            os.kill(self.pid, signal.SIGKILL)
+            self._strike(signal.SIGKILL)
         elif not self._is_stuck and (now_ns - self._kill_ns) / 1e9 >= _STUCK_S:
             self._is_stuck = True
             self._tell("stuck", f"killed, and still there: pid {self.pid}; a disk or a driver holds it", pids=[self.pid])
@@ -193,9 +219,10 @@ class Attempt:
             took_ns = self._clock.monotonic_ns() - now_ns
             self._listed_ns = now_ns + 50 * took_ns
         self._oom_kills()  # the group in which they are counted may be gone with the command
-        found = self.beats
+        found = beats_of(self.order.folder)
+        self._read |= found
         self._tell_of(found)
-        self._judge(now_ns, found)
+        self._judge(now_ns, found)  # by what is there: of what is gone nobody knows whether it beats on
 
     def _tell_of(self, found: Mapping[str, Beats]) -> None:
         for name, each in found.items():
@@ -237,6 +264,10 @@ class Attempt:
             return left is not None or since_s >= _STUCK_S
         if self._at_once:
             kill(left)
+        elif self._may_save(left, now_ns):
+            self._lingers_ns = now_ns
+            return False
+        since_s = (now_ns - max(self._ended_ns, self._lingers_ns)) / 1e9
         writers = [each for each in left if is_a_writer(each)]
         others = [each for each in left if each not in writers]
         if writers and not others and not self._waits:
@@ -249,6 +280,19 @@ class Attempt:
         if since_s >= LONGEST_DEADLINE_S + _STUCK_S:
             kill(writers)
         return self._give_up(left, since_s)
+
+    def _may_save(self, left: list[Process], now_ns: int) -> bool:
+        """Tell trainers that outlive what was started (a shell, a launcher) to leave, and say whether they have time for it."""
+        if self._killed_after_grace or self._hung:
+            return False
+        new = self._reach(self._forwarded[-1] if self._forwarded else signal.SIGTERM, left)
+        if new:
+            pids = [each.pid for each in new]
+            self._tell("orphaned", f"its first process has ended, pid {pids[0]} trains on: told to save and leave", pids=pids)
+            self._orphaned = not self._forwarded
+            if signal.SIGINT not in self._forwarded:
+                self._kill_in(self.order.grace_s)
+        return (self._kill_ns is None or now_ns < self._kill_ns) and bool(listening_among(self.order.folder, left))
 
     def _give_up(self, left: list[Process], since_s: float) -> bool:
         stuck_s = LONGEST_DEADLINE_S * any(map(is_a_writer, left)) + 2 * self.order.linger_s + 2 * _STUCK_S
@@ -290,7 +334,9 @@ class Attempt:
             published=any(each.is_new for each in self.newest),
             duration_s=(self._ended_ns - self._began_ns) / 1e9,
         )
-        return end_of(self.order.folder, seen)
+        end = end_of(self.order.folder, self.beats.values(), self.pid, seen)
+        # That they have left is then no reason of the end, but what came of it.
+        return replace(end, stopped=None) if self._orphaned else end
 
 
 def folder_of_attempts(name: str) -> Path:
@@ -301,8 +347,7 @@ def folder_of_attempts(name: str) -> Path:
 
 def forget(folder: Path) -> None:
     """Remove what attempts have left in a folder; what cannot be removed stays."""
-    for each in sorted(folder.rglob("*"), reverse=True):
-        with suppress(OSError):
-            each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
-    with suppress(OSError):
-        folder.rmdir()
+    # The command may have put a link in its place, to where its own files are: of that only the link goes.
+    with suppress(OSError, RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.unlink()

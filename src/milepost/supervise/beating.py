@@ -106,3 +106,11 @@ def trains(found: Mapping[str, Beats]) -> bool:
 def stopped_of(folder: Path) -> StoppedRecord | None:
     """Return how an engine of this attempt left when it was told to; of several the first that can be read."""
     return next(read_records(folder, "stopped", StoppedRecord), None)
+
+
+def stopped_behind(folder: Path, leader: int) -> bool:
+    """Say whether all that listened have left because they were told to, and ``leader``, whose code is known, is none of them."""
+    left, listened = (
+        {path.stem.rpartition("-")[2] for path in files_in(folder, f"{each}-*.json")} for each in ("stopped", "listening")
+    )
+    return bool(left) and str(leader) not in listened and listened <= left

@@ -63,6 +63,8 @@ class End:
     """The last of it."""
     failure: FailureRecord | None = None
     stopped: StoppedRecord | None = None
+    is_covered: bool = False
+    """All that trained left so, behind the first process: an exit code of 0 is that of a wrapper (``| tee``)."""
     phase: str = ""
     step: int = -1
     loading: tuple[str, int] | None = None
@@ -174,6 +176,7 @@ _ERRNOS = {
     ),
     **dict.fromkeys((errno.EPIPE, errno.ENETRESET, errno.ENOTCONN, errno.EHOSTDOWN), "connection"),
 }
+_ITS_TIME = ("limit", "SLURM", "its time limit")
 _BENEATH = ("device-memory", "device-assert", "device", "nccl", "disk-full", "stale", "read-only", "memory", "connection", "io")
 """What may be the cause of another exception and decides then; a missing module, say, is tried and caught all the time."""
 _WRAPPERS = ("ChildFailedError", "SignalException")
@@ -191,7 +194,7 @@ def classify(end: End) -> Cause:
 
 def _by_the_end(end: End, text: str) -> Found | None:
     """Return what is certain: it ended well, it left when told to, or `milepost run` ended it."""
-    if end.exit_code == 0:
+    if end.exit_code == 0 and not _is_covered(end):
         return "done", "it ended with exit code 0"
     if end.hung and not (end.stopped is not None and not end.stopped.path.startswith("SIG")):
         # It may still have saved, when the SIGTERM that ended it reached it; that it hung is what somebody wants to know.
@@ -207,6 +210,13 @@ def _by_the_end(end: End, text: str) -> Found | None:
     return ("grace-too-short", "it did not end within its grace period, and was killed") if end.killed_after_grace else None
 
 
+def _is_covered(end: End) -> bool:
+    """Say whether an exit code of 0 is a wrapper's. One that has itself ended what it had started means it."""
+    if not end.is_covered or end.stopped is None:
+        return False
+    return bool(end.forwarded) or end.stopped.path.startswith(("notice", *_ITS_TIME))
+
+
 def _of_a_stop(stopped: StoppedRecord) -> Found | None:
     """Return why it left; None if the program itself chose another exit code: then that is what it wants to say."""
     path = shown(stopped.path)
@@ -217,7 +227,7 @@ def _of_a_stop(stopped: StoppedRecord) -> Found | None:
         return "interrupted", left
     if path.startswith("notice"):
         return "notice", left
-    if path.startswith(("limit", "SLURM", "its time limit")):
+    if path.startswith(_ITS_TIME):
         return "time-up", left
     return ("preempted", left) if stopped.exit_code == EXIT_CODE else None
 

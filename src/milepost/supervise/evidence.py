@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from milepost.engine.beats import Beats
-from milepost.supervise.beating import beats_of, stopped_of
+from milepost.supervise.beating import stopped_behind, stopped_of
 from milepost.supervise.causes import End
 from milepost.supervise.torchrun import first_failure
 
 
-def end_of(folder: Path, seen: End) -> End:
-    """Return how an attempt ended: what was ``seen`` from outside, and what its folder holds."""
-    found = [*beats_of(folder).values()]
+def end_of(folder: Path, said: Iterable[Beats], leader: int, seen: End) -> End:
+    """Return how an attempt ended: what was ``seen`` from outside, what its engines ``said`` last, and what its folder holds."""
+    found = [*said]
     telling = max(found, key=_tells, default=None)
     return replace(
         seen,
         failure=first_failure(folder),
         stopped=stopped_of(folder),
+        is_covered=stopped_behind(folder, leader),
         phase=telling.phase if telling else "",
         step=max((each.step for each in found), default=-1),
         loading=next(((each.run_id, each.loading) for each in found if each.loading), None),

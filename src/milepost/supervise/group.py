@@ -21,6 +21,7 @@ from milepost.store.process import TITLE, process_start_time
 
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
 _WRITER = b"milepost.engine.writer_process"
+_SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"))
 _TRACKER = b"multiprocessing.resource_tracker"
 
 
@@ -66,14 +67,14 @@ class Process:
         """Say whether only its status is left, for its parent to fetch."""
         return self.state in "ZX"
 
-    def kill(self) -> None:
-        """Send SIGKILL to that very process and no other."""
+    def send(self, number: int) -> None:
+        """Send a signal to that very process and no other."""
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
             try:
                 # Behind the descriptor the number cannot be given to another any more; if it was before, the time tells.
                 if process_start_time(self.pid) == self.started:
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)
 
@@ -214,10 +215,15 @@ def started_with(name: str, below: Path) -> list[Process]:
     ]
 
 
+def is_a_shell(each: Process) -> bool:
+    """Say whether it keeps a signal to itself: it ends by it, or waits until what it has started has ended."""
+    return each.name in _SHELLS
+
+
 def kill(each_of: Iterable[Process]) -> None:
     """Kill them, and nobody who has got one of their numbers since."""
     for each in each_of:
-        each.kill()
+        each.send(signal.SIGKILL)
 
 
 def _read(pid: int, name: str) -> bytes:

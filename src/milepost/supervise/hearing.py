@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 from collections import deque
 from types import FrameType, TracebackType
@@ -9,7 +10,7 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Ask for an end. The second of these, a while after the first, is meant at once."""
-_LOOK_S = 0.25
+_LOOK_S = 0.05
 HEARD = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -56,10 +57,13 @@ class Hearing:
     def wait(self, seconds: float) -> int | None:
         """Wait so long for a signal, and return its number. None: none came, or a child has ended, which is worth a look."""
         while not self._by_others:
-            found = signal.sigtimedwait({*self._heard, signal.SIGCHLD}, min(seconds, _LOOK_S))
-            seconds -= _LOOK_S
+            # Asked and never waited in: Python (3.11 at least) makes up a signal, SIGHUP mostly, where such a wait is stopped
+            # (Ctrl-Z) and goes on when its time is over.
+            found = signal.sigtimedwait({*self._heard, signal.SIGCHLD}, 0)
             if found is not None:
                 return None if found.si_signo == signal.SIGCHLD else found.si_signo
             if seconds <= 0:
-                return self._by_others.popleft() if self._by_others else None
+                return None
+            select.select((), (), (), min(seconds, _LOOK_S))
+            seconds -= _LOOK_S
         return self._by_others.popleft()

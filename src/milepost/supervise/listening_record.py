@@ -6,12 +6,15 @@ import faulthandler
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TextIO
 
+from milepost.engine import supervised
 from milepost.engine.supervised import leave_record, read_records
 from milepost.store.process import process_start_time
 from milepost.supervise.dispositions import caught_in_c
+from milepost.supervise.group import Process
 
 log = logging.getLogger("milepost")
 
@@ -61,9 +64,22 @@ def leave_listening_record(folder: str, dump: StackDump, paths: tuple[str, ...])
     leave_record(folder, f"listening-{pid}", record)
 
 
+def tell_an_outer_run() -> None:
+    """Say to a `milepost run` around this one, if there is one, that this process hears signals: a shell may stand between."""
+    pid, folder = os.getpid(), supervised.folder()
+    if folder is not None:
+        leave_record(folder, f"listening-{pid}", ListeningRecord(pid, process_start_time(pid) or 0, (), 0, ""))
+
+
 def read_listening(folder: str | os.PathLike[str]) -> tuple[ListeningRecord, ...]:
     """Return the processes of an attempt that said that they listen. What cannot be read is passed over."""
     return tuple(read_records(folder, "listening", ListeningRecord))
+
+
+def listening_among(folder: str | os.PathLike[str], there: Iterable[Process]) -> list[Process]:
+    """Return those of some processes that said in ``folder`` that they listen."""
+    said = {(each.pid, each.start_time) for each in read_listening(folder)}
+    return [each for each in there if (each.pid, each.started) in said]
 
 
 def _free_signal() -> int:

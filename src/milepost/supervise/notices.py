@@ -22,13 +22,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Protocol
 
+from milepost.clock import SystemClock
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
 
-TIMEOUT_S = 2.0
+TIMEOUT_S, ANSWER_S = 2.0, 5.0
 _MOST_BYTES = 1 << 20
 _NO = frozenset({"", "0", "false", "no", "none", "null", "{}", "[]"})
 _NAMED = ("deadline", "time", "NotBefore", "not_before", "terminate_at")
@@ -183,7 +184,7 @@ class Azure:
         try:
             found = json.loads(answer)["Events"]
             return [event for event in found if isinstance(event, dict)]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Unclear(f"its answer is no list of events: {answer[:80]!r}") from error
 
     def _concerns(self, event: Mapping[str, Any]) -> bool:
@@ -228,7 +229,7 @@ def notice_in(text: str) -> Notice:
     text = text.strip()
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _read_time(text) or Notice()
     if isinstance(document, dict):
         return next((found for name in _NAMED if name in document and (found := _read_time(document[name]))), Notice())
@@ -240,7 +241,7 @@ def _told_in(event: Mapping[str, Any]) -> Notice | None:
     return told if told is not None and told.deadline_wall_ns is not None else None
 
 
-_A_DATE, _IN_MILLISECONDS = 1e8, 1e11
+_A_DATE, _IN_MILLISECONDS, _FOREVER = 1e8, 1e11, 1e15
 """Less is a length of time in seconds; more a time since 1970, in seconds, or in milliseconds: else it were the year 5138."""
 
 
@@ -249,7 +250,7 @@ def _read_time(value: object) -> Notice | None:
         return None
     text = str(value).strip()
     try:
-        seconds = seconds_of(text)
+        seconds = min(seconds_of(text), _FOREVER)
     except UsageError:
         return _read_date(text)
     if seconds < _A_DATE:
@@ -280,7 +281,7 @@ def asking(*, proxies: bool = False) -> Ask:
         request = urllib.request.Request(url, method=method, headers=dict(headers))  # noqa: S310 - http(s) only, see source_of
         try:
             with opener.open(request, timeout=TIMEOUT_S) as response:
-                return Answer(response.status, response.read(_MOST_BYTES).decode("utf-8", "replace"))
+                return Answer(response.status, _read(response).decode("utf-8", "replace"))
         except urllib.error.HTTPError as error:
             with error:
                 return Answer(error.code, "")
@@ -288,6 +289,17 @@ def asking(*, proxies: bool = False) -> Ask:
             raise Unclear(str(error) or type(error).__name__) from error
 
     return ask
+
+
+def _read(response: HTTPResponse) -> bytes:
+    clock, data = SystemClock(), b""
+    until_ns = clock.monotonic_ns() + round(ANSWER_S * 1e9)
+    # In parts: a server that sends a byte now and then is never late with one.
+    while len(data) < _MOST_BYTES and (part := response.read1(_MOST_BYTES)):
+        data += part
+        if clock.monotonic_ns() >= until_ns:
+            raise Unclear("its answer takes too long")
+    return data[:_MOST_BYTES]
 
 
 def _head_of(path: str) -> str:

@@ -20,6 +20,7 @@ from milepost.supervise.kinds import KINDS, Kind
 Generation: TypeAlias = tuple[str, int]
 """A run id and a number."""
 
+_SAVED = ("preempted", "notice", "time-up")
 _LOADERS_KILLED = 2
 _OF_ITSELF = frozenset(
     map(
@@ -115,6 +116,8 @@ class Policy:
         self._pay(end, cause, kind)
         if asked_to_stop or kind.is_leaving:
             why = "milepost run was told to end" if asked_to_stop else "this machine or its time is about to end"
+            if end.phase and cause.kind not in _SAVED:
+                why += ", and nothing was saved at this end"
             return Decision("requeue", 0.0, EXIT_CODE, f"{why}: start it again to go on")
         why = self._look_at_the_loader(end) or self._step_back(end, cause, kind) or self._standing
         return Decision("restart", self._wait(cause, kind), code, why, self._skip, self._resume)
@@ -182,7 +185,8 @@ class Policy:
         enough = kind.back_after - self._is_the_last(cause, kind)
         if not kind.back_after or self._doubtful < 2 or self._against < enough or self._resume or self._skip:
             return ""
-        came_from = dict(end.resumed or ((end.loading,) if end.loading else ()))
+        # Of several roots all that it had come to: an actor is not to go back without its critic.
+        came_from = dict((*((end.loading,) if end.loading else ()), *end.resumed))
         self._doubted |= set(came_from.items())
         targets = {run: self._before(run, number, end.older) for run, number in came_from.items()}
         self._resume = tuple((run, number) for run, number in targets.items() if number)

@@ -11,6 +11,7 @@ from milepost.engine.beats import Beats
 from milepost.errors import MilepostError
 from milepost.publish.signed import open_root
 from milepost.publish.view import View, read
+from milepost.records import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,28 @@ def newest_of(each: Beats, view: View, began: str, was_new: bool = False) -> New
     """Return what stands in a root. Pure.
 
     It is new if the engine has said so, or if it was published under a claim of that very process: a writer process publishes
-    what was staged after its trainer was killed, when nobody can say so any more.
+    what was staged after its trainer was killed, when nobody can say so any more. But only what the next start can go on from,
+    and what is of another step than that from which this one did: else a run that saves on its way into the same crash, or that
+    is always stopped with too little time for its replay buffer, would be started again for ever.
     """
     head = view.head
-    fence = view.terms.fences.get(head.term) if head is not None else None
-    is_its_own = fence is not None and fence.pid == each.pid and fence.claimed_at >= began
-    is_new = was_new or each.generation > 0 or is_its_own
+    terms = {
+        term
+        for term, fence in view.terms.fences.items()
+        if fence is not None and fence.pid == each.pid and fence.claimed_at >= began
+    }
+    its_own = [summary for number, summary in view.live.items() if number == each.generation or summary.term in terms]
+    # What is not there any more was retired, by something newer, or by somebody: it was published.
+    is_gone = each.generation > 0 and each.generation not in view.live
+    resumed = view.live.get(each.resumed)
+    is_new = was_new or is_gone or any(_gets_on(summary, resumed) for summary in its_own)
     if head is None:
         return Newest(each.root, view.run_id, 0, -1, is_new, ())
     return Newest(each.root, view.run_id, head.number, head.step, is_new, tuple(view.line))
+
+
+def _gets_on(summary: Summary, resumed: Summary | None) -> bool:
+    return summary.complete and summary.trim_of is None and (resumed is None or summary.step != resumed.step)
 
 
 def older_of(answer: Iterable[Newest]) -> tuple[tuple[str, int], ...] | None:

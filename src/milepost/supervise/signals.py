@@ -144,10 +144,8 @@ def _take_signals(lookout: Lookout, settings: Stop, engine: CheckpointEngine) ->
 def _spare_children(engine: CheckpointEngine, signums: list[signal.Signals]) -> None:
     """Leave it to this process when its workers end: those that there are, and those that are made from now on."""
     children.spare(signums)
-    captured = sys.modules.get("milepost.envs.capture")
-    for value in engine.state.values():
-        if captured is not None and isinstance(value, captured.Envs):
-            children.spare_workers_of(value.env, signums)
+    for env in {id(env): env for value in engine.state.values() for env in _envs_of(value)}.values():
+        children.spare_workers_of(env, signums)
     left = children.unspared(signums)
     if left and (supervised.folder() is None or slurm_end.in_a_job(os.environ)):
         log.warning(
@@ -156,6 +154,14 @@ def _spare_children(engine: CheckpointEngine, signums: list[signal.Signals]) -> 
             "milepost run",
             len(left),
         )
+
+
+def _envs_of(value: object) -> tuple[object, ...]:
+    """Return the envs of a component: those it is, or those of the training that an adapter's component is a part of."""
+    captured = sys.modules.get("milepost.envs.capture")
+    if captured is not None and isinstance(value, captured.Envs):
+        return (value.env,)
+    return tuple(getattr(getattr(value, "subject", None), "environments", ()))
 
 
 def _limit(settings: Stop, engine: CheckpointEngine, clock: Clock, stop_at_s: float | None) -> list[str]:

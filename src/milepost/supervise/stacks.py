@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from milepost.engine.supervised import open_left
 from milepost.store.process import process_start_time
 from milepost.supervise.listening_record import ListeningRecord, read_listening
 
@@ -79,7 +80,7 @@ def _written(path: Path, before: int) -> str:
         if size > before and size == seen:
             break
         seen = size
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), open(open_left(path), "rb") as file:
         file.seek(before)
         return file.read(_MOST_BYTES).decode(errors="replace")
     return ""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from milepost.engine.supervised import read_left
 from milepost.supervise.failure_record import FailureRecord, read_failures
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -45,8 +46,7 @@ def first_failure(folder: str | os.PathLike[str]) -> FailureRecord | None:
     if recorded:
         return recorded[-1]
     try:
-        with open(Path(folder) / NAME, "rb") as file:
-            return failure_in(file.read(_MOST_BYTES))
+        return failure_in(read_left(Path(folder) / NAME, _MOST_BYTES))
     except OSError:
         return None
 

@@ -57,7 +57,7 @@ def standing(newest: Iterable[Newest], end: End) -> list[str]:
 def _standing(each: Newest, step: int) -> str:
     if not each.number:
         return f"{shown(each.root)}: nothing saved yet"
-    new = "" if each.is_new else ", not of this attempt"
+    new = "" if each.is_new else ", and no progress"
     lost = f"; {step - each.step:,} steps lost" if step > each.step >= 0 else ""
     return f"{shown(each.root)}: {name_of(each.number)} (step {each.step:,}) is the newest{new}{lost}"
 

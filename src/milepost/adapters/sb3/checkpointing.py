@@ -115,7 +115,7 @@ class Checkpointing(BaseCallback):
         marks.reported = {path: tree.last_evaluation(callback) for path, callback in self._subject.evaluations}
         self._due, self._ended_at = False, None
         idle(self.model, 0)
-        for env in (self.model.env, *(callback.eval_env for _, callback in self._subject.evaluations)):
+        for env in self._subject.environments:
             envs.attach(env)
         boundary.unwatch(self.model)
         self._engine = self._opened(self._subject)

@@ -57,6 +57,11 @@ class Subject:
     optimizers: dict[str, str] = field(default_factory=dict)
     """The class of each optimizer when it was first seen."""
 
+    @property
+    def environments(self) -> tuple[Any, ...]:
+        """Return the envs of training and of its evaluations, whose workers are not to end before training does."""
+        return self.model.env, *(callback.eval_env for _, callback in self.evaluations)
+
 
 def configured(owner: object) -> frozenset[str]:
     """Return the attributes of ``owner`` which its constructors' arguments set."""
