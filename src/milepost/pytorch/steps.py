@@ -41,6 +41,4 @@ class StepInfo:
     def next(self) -> StepInfo:
         """Return the step that is trained after this one."""
         over = self.epoch_step + 1 == self.steps_per_epoch
-        return StepInfo(
-            self.epoch + over, 0 if over else self.epoch_step + 1, self.global_step + 1, self.steps_per_epoch
-        )
+        return StepInfo(self.epoch + over, 0 if over else self.epoch_step + 1, self.global_step + 1, self.steps_per_epoch)

@@ -14,7 +14,6 @@ from transformers import (
     LlamaConfig,
     MixtralConfig,
     PreTrainedTokenizerFast,
-    Qwen2Config,
     Qwen3MoeConfig,
 )
 
@@ -30,7 +29,7 @@ SIZES = {
 }
 CONFIGS: dict[str, Any] = {
     "dense": LlamaConfig(**SIZES),
-    "tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=32, bos_token_id=1, eos_token_id=2),
     "moe": MixtralConfig(**SIZES, num_local_experts=4),
     "qwen-moe": Qwen3MoeConfig(**SIZES, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, head_dim=8),

@@ -16,8 +16,8 @@ from milepost.store import posix as posix_calls
 from milepost.store.posix import Posix
 from milepost.testing.faults import count_operations, fail_at, run_and_kill
 from milepost.testing.power import Cut, Recorder, replay
-from tests.pytorch.export.made import contents, step, value_of
 from tests.power.drops import Dropping
+from tests.pytorch.export.made import contents, step, value_of
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +142,8 @@ def test_a_power_cut_anywhere_leaves_every_acknowledged_export_whole() -> None:
     assert tally.cuts >= 200
 
 
-@pytest.mark.parametrize("left_out", [("fsync", "commit"), ("sync_directory", "commit"), ("sync_directory", "publish")])
+@pytest.mark.parametrize(
+    "left_out", [("fsync", "commit"), ("sync_directory", "commit"), ("sync_directory", "publish"), ("sync_directory", "remove")]
+)
 def test_each_sync_of_an_export_is_needed(left_out: tuple[str, str]) -> None:
     assert replay(act, check, inner=Dropping(*left_out), limit=600, lost_at_most=1).lost == 1

@@ -137,9 +137,13 @@ def test_what_fails_beside_training_is_told_by_the_next_call_once(ask: str, tmp_
 
 
 def test_an_error_that_ends_training_is_the_one_that_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ZeroDivisionError), saver(tmp_path, mode="async", posix=fail_at(12, errno.EIO)) as exporter:
-        exporter.save(contents(1.0), step(0))
-        raise ZeroDivisionError
+    def train() -> None:
+        with saver(tmp_path, mode="async", posix=fail_at(12, errno.EIO)) as exporter:
+            exporter.save(contents(1.0), step(0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert "an export that was written beside training failed" in caplog.text
 
 
@@ -235,9 +239,7 @@ def test_small_files_do_not_take_the_place_of_the_weights(tmp_path: Path) -> Non
             exporter.save(Contents({"w": torch.ones(1)}, {name: b""}), step(0))
 
 
-def test_a_model_without_transformers_is_told_which_extra_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_transformers_is_told_which_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with saver(tmp_path) as exporter, pytest.raises(MissingExtraError, match=r"milepost\[hf\]"):
         exporter.save(torch.nn.Linear(2, 2), step(0))

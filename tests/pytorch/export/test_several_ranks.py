@@ -41,9 +41,7 @@ def export(rank: int, place: str, ranks: int, mode: Any) -> tuple[int, str]:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_sharded_model_is_one_whole_export_and_only_the_first_rank_keeps_a_copy(
-    ranks: int, mode: str, tmp_path: Path
-) -> None:
+def test_a_sharded_model_is_one_whole_export_and_only_the_first_rank_keeps_a_copy(ranks: int, mode: str, tmp_path: Path) -> None:
     outcomes = run(ranks, export, tmp_path, str(tmp_path), ranks, mode)
     assert len({path for _, path in outcomes}) == 1
     assert [staged > 0 for staged, _ in outcomes] == [mode == "async"] + [False] * (ranks - 1)
@@ -92,9 +90,7 @@ class Full:
         ("sync", "model", "missing-extra"),
     ],
 )
-def test_what_one_rank_meets_is_raised_on_all_and_the_next_export_works(
-    mode: str, how: str, kind: str, tmp_path: Path
-) -> None:
+def test_what_one_rank_meets_is_raised_on_all_and_the_next_export_works(mode: str, how: str, kind: str, tmp_path: Path) -> None:
     kinds = (kind, "bad-model") if how == "model" else (kind,)
     for told, exports in run(2, fails, tmp_path, str(tmp_path), mode, how):
         assert told[0] in kinds

@@ -47,7 +47,7 @@ def test_views_that_are_not_in_order_are_written_in_order() -> None:
 
 
 def test_a_dtype_that_the_format_does_not_know_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="tensor=`w`.*complex128"):
+    with pytest.raises(UsageError, match=r"tensor=`w`.*complex128"):
         file_of({"w": torch.ones(1, dtype=torch.complex128)})
 
 

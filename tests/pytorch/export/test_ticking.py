@@ -96,7 +96,9 @@ def test_a_changed_interval_wins_over_restored_counters() -> None:
     assert "100" not in str(ticks.state_dict()["engines"]["default"].keys())
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 2, "engines": {}}, {"version": 1, "engines": {"default": {"steps": "x"}}}, None])
+@pytest.mark.parametrize(
+    "state", [{}, {"version": 2, "engines": {}}, {"version": 1, "engines": {"default": {"steps": "x"}}}, None]
+)
 def test_what_are_no_counters_changes_nothing(state: Any) -> None:
     ticks = Ticks(None, 4, None, FakeClock())
     fired(ticks, range(5))

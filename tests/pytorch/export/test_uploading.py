@@ -107,9 +107,7 @@ def test_while_one_goes_up_only_the_newest_waits_and_neither_is_removed(tmp_path
 def test_a_hub_that_never_answers_does_not_keep_a_run_from_ending(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hub = Hub()
     hub.open.clear()
-    exporter = Saver(
-        tmp_path, user="me", experiment="e", trial="t", upload=Upload("me/policy", client=hub, close_wait_s=0.01)
-    )
+    exporter = Saver(tmp_path, user="me", experiment="e", trial="t", upload=Upload("me/policy", client=hub, close_wait_s=0.01))
     exporter.save(contents(1.0), step(0))
     exporter.wait()
     assert hub.reached.wait(HANG_S)

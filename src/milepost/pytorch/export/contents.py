@@ -27,7 +27,7 @@ class Contents:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Small files by their names: ``config.json``, those of a tokenizer."""
     finish: Callable[[Tensors], Tensors] = as_they_are
-    """What is done to whole tensors before they are written: names and shapes of the files. Called once, perhaps in another thread."""
+    """What is done to whole tensors before they are written: names and shapes of the files. Perhaps in another thread."""
     same: Mapping[str, object] = field(default_factory=dict)
     """For names of one tensor the same value: a tied tensor is gathered and copied once. A name that is missing is alone."""
     stem: str = "model"

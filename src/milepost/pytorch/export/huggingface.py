@@ -160,6 +160,4 @@ def _files_of(write: Callable[[str], object]) -> dict[str, bytes]:
 
 
 def _with(contents: Contents, files: Mapping[str, bytes]) -> Contents:
-    return Contents(
-        contents.tensors, {**contents.files, **files}, contents.finish, contents.same, contents.stem, contents.split
-    )
+    return Contents(contents.tensors, {**contents.files, **files}, contents.finish, contents.same, contents.stem, contents.split)

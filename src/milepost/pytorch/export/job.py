@@ -29,7 +29,7 @@ class Job:
         except BaseException as error:  # noqa: BLE001 - nothing is lost: `failed` hands it to the next who asks
             self._failure = error
             # For who never asks: a script that ends without close() would else end as if all were well.
-            log.error("[export] failed: path=`%s` %s: %s", self.path, type(error).__name__, error)  # noqa: TRY400
+            log.error("[export] failed: path=`%s` %s: %s", self.path, type(error).__name__, error)
 
     @property
     def is_over(self) -> bool:

@@ -12,7 +12,18 @@ from milepost.pytorch.steps import StepInfo
 _FINISHED = re.compile(r"epoch(\d+)epochstep(\d+)globalstep(\d+)\Z")
 _UNFINISHED = re.compile(r"\.(epoch\d+epochstep\d+globalstep\d+)-[0-9a-f]{16}\.(new|old|gone)\Z")
 _RESERVED = frozenset(
-    {"blobs", "events", "generations", "pins", "quarantine", "service", "terms", "LATEST", "checkpoint_generations", "recover_info"}
+    {
+        "blobs",
+        "events",
+        "generations",
+        "pins",
+        "quarantine",
+        "service",
+        "terms",
+        "LATEST",
+        "checkpoint_generations",
+        "recover_info",
+    }
 )
 """What lies in a run root beside the exports: milepost's own names, and those of AReaL's layouts."""
 

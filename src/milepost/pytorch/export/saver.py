@@ -172,7 +172,7 @@ class Saver:
             if error is None:
                 raise
             # The error that ends training is the one that counts.
-            log.error("[export] %s", failure)  # noqa: TRY400
+            log.error("[export] %s", failure)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters of all engines; the intervals are the configuration's."""
@@ -212,7 +212,9 @@ class Saver:
         if not fits and self._mode == "async" and not self._warned:
             self._warned = True
             log.warning(
-                "[export] training waits for exports: the copy of %d bytes is more than staging_bytes=%d", room, self._staging_bytes
+                "[export] training waits for exports: the copy of %d bytes is more than staging_bytes=%d",
+                room,
+                self._staging_bytes,
             )
         return fits
 
@@ -241,9 +243,7 @@ class Saver:
         """Write an export, and only then touch anything older, or show it to anybody."""
         shelf = self._shelf(engine)
         shelf.sweep()
-        path = write_export(
-            shelf, name_of(step), contents, tensors, most_bytes=self._most_bytes, dtype=self._dtype
-        )
+        path = write_export(shelf, name_of(step), contents, tensors, most_bytes=self._most_bytes, dtype=self._dtype)
         log.info("[export] finished path=`%s`", path)
         if self._uploads is not None and self._upload is not None and self._upload.engine == engine:
             self._uploads.offer(path, f"{self._label} {engine} {name_of(step)}")

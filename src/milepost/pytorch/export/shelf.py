@@ -63,8 +63,7 @@ class Shelf:
         target, source = os.path.join(self.path, export), os.path.join(self.path, name)
         replaced = ""
         with failures_of("publish", target):
-            # Its files' names were made durable one by one by the store; this one promises all of them.
-            self._posix.sync_directory(source)
+            # Its files are durable, and their names in it: the store has seen to that with each of them.
             if self._posix.is_directory(target):
                 replaced = leftover_name(export, self._clock.nonce(), "old")
                 # A kill right after this line leaves it hidden, and `sweep` gives it its name again.

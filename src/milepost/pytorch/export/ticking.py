@@ -1,4 +1,4 @@
-"""Say when which engine is exported: each has counters of its own, and a configuration that has changed wins over restored ones."""
+"""Say when which engine is exported: each has counters of its own; a changed configuration wins over restored ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ticks:
         return {"version": _VERSION, "engines": engines}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the counters of a process before. Raises `CorruptError` (kind ``bad-counters``) and changes nothing if they are none."""
+        """Take the counters of a process before; raise `CorruptError` (kind ``bad-counters``) and change nothing if they are none."""
         now = self._clock.monotonic_ns()
         try:
             if state["version"] != _VERSION:

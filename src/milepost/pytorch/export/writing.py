@@ -58,7 +58,7 @@ def _write_shard(shelf: Shelf, name: str, tensors: Tensors, dtype: torch.dtype |
 def bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> memoryview:
     """Return a tensor's bytes in order, little-endian, of ``dtype``. Of the tensor's own memory where that is possible."""
     plain = tensor.detach().to(device="cpu", dtype=dtype).resolve_conj().resolve_neg().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")
+    return plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
 
 
 def _check(files: Mapping[str, bytes], shards: Mapping[str, tuple[str, ...]]) -> None:
