@@ -15,7 +15,7 @@ from milepost.clock import FakeClock
 from milepost.errors import MilepostError
 from milepost.pytorch import Contents, Saver
 from milepost.testing.faults import fail_at
-from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.ranks import attempt, die, run
 from tests.pytorch.export.made import read, step
 
 WHOLE = {"w": torch.arange(35.0).reshape(7, 5), "tied": torch.arange(35.0).reshape(7, 5), "b": torch.arange(3.0)}
@@ -111,3 +111,29 @@ def by_time(rank: int, place: str) -> list[bool]:
 
 def test_ranks_whose_clocks_differ_export_together(tmp_path: Path) -> None:
     assert run(2, by_time, tmp_path, str(tmp_path)) == [[False, True, False]] * 2
+
+
+def loses_one(rank: int, place: str, mode: Any, when: str) -> tuple[str, int]:
+    exporter = Saver(place, user="me", experiment="e", trial="t", mode=mode)
+    contents = sharded(2)
+    exporter.save(contents, step(0))
+    exporter.wait()
+    if rank == 1 and when == "before":
+        die()
+    if rank == 1:
+        exporter._staged = lambda _: die()  # type: ignore[method-assign, assignment, func-returns-value]
+    with pytest.raises(MilepostError) as caught:
+        exporter.save(contents, step(1))
+    exporter.close()
+    return caught.value.kind, len(exporter.exports())
+
+
+@pytest.mark.parametrize(("mode", "when"), [("sync", "before"), ("async", "staging")])
+def test_a_rank_that_is_killed_fails_the_export_of_the_others_and_leaves_the_one_before(
+    mode: str, when: str, tmp_path: Path
+) -> None:
+    left, killed = attempt(2, loses_one, tmp_path, str(tmp_path), mode, when)
+    assert killed.killed
+    assert left.value == ("rank-lost", 1), left.error
+    whole = Path(tmp_path / "checkpoints/me/e/t/default/epoch0epochstep0globalstep0")
+    assert all(torch.equal(read(whole)[name], tensor) for name, tensor in WHOLE.items())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from milepost.errors import MilepostError, ServiceError
+from milepost.pytorch.dcp.together import as_error
 from milepost.text import plain
 
 T = TypeVar("T")
@@ -33,21 +36,35 @@ class Ranks:
         if self.count == 1:
             return value
         told = [value]
-        dist.broadcast_object_list(told, group=self._group, group_src=0)
+        with _losses():
+            dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
 
     def agree(self, failure: Exception | None) -> None:
-        """Raise on all ranks what the lowest of those that failed has met; return on all if none has."""
+        """Raise on all ranks what the lowest of those that failed has met; return on all if none has.
+
+        A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``).
+        """
         if self.count == 1:
             if failure is not None:
                 raise failure
             return
         failures: list[MilepostError | None] = [None] * self.count
-        dist.all_gather_object(failures, None if failure is None else _portable(failure), group=self._group)
+        with _losses():
+            dist.all_gather_object(failures, None if failure is None else _portable(failure), group=self._group)
         for rank, told in enumerate(failures):
             if told is not None:
                 told.facts = {**told.facts, "failed_on_rank": rank}
                 raise told from failure
+
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    """Say of what a process group raises that the ranks have lost each other."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise as_error(error) from error
 
 
 def _portable(failure: Exception) -> MilepostError:

@@ -129,8 +129,8 @@ class Saver:
         """Export a model after a step, due or not, and return the path.
 
         Raises `StoreError` if the disk fails (sync), `SaveFailed` for the export before (async), `UsageError` for what cannot be
-        exported, `MissingExtraError` without ``transformers``. The same on all ranks; nothing is under the path then that was
-        not there before.
+        exported, `MissingExtraError` without ``transformers``, `ServiceError` (kind ``rank-lost``) if a rank is gone. The same
+        on all ranks; nothing is under the path then that was not there before.
         """
         path = self.path(step, engine=engine)
         contents = self._together(self._prepare, model, tokenizer)

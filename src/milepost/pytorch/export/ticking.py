@@ -61,7 +61,7 @@ class Ticks:
         return {"version": _VERSION, "engines": engines}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the counters of a process before; raise `CorruptError` (kind ``bad-counters``) and change nothing if they are none."""
+        """Take the counters of a process before. Raises `CorruptError` (kind ``bad-counters``), and changes nothing then."""
         now = self._clock.monotonic_ns()
         try:
             if state["version"] != _VERSION:
