@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos fuzz soak bench bench-peers gpu-check check exactness
+.PHONY: help setup demo test test-all test-hf chaos fuzz soak bench bench-peers gpu-check check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,7 +26,15 @@ demo: setup  ## Kill real training runs again and again; show that they end bit 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest
 
-test-all: test chaos  ## Run every test there is, also those that install tools of their own
+test-all: test test-hf chaos  ## Run every test there is, also those that install tools of their own
+
+test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and open them again; upload them to a hub on this machine
+	.venvs/hf/bin/python -m pytest tests/heavy/hf
+
+.venvs/hf/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venvs/hf
+	.venvs/hf/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,dev]' peft
+	touch $@
 
 soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals; nothing acknowledged may be lost
 	$(BIN)/python -m tests.soak

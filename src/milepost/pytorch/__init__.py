@@ -1,1 +1,45 @@
-"""Teach milepost the kinds of leaf and generator that PyTorch brings. Loaded only once ``torch`` is imported."""
+"""Teach milepost the kinds of leaf and generator that PyTorch brings. Loaded only once ``torch`` is imported.
+
+The names below are for who trains with PyTorch; each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from milepost.pytorch.export.contents import Contents
+    from milepost.pytorch.export.saver import Saver
+    from milepost.pytorch.export.uploading import Upload
+    from milepost.pytorch.steps import StepInfo
+
+_HOMES = {
+    "Contents": "milepost.pytorch.export.contents",
+    "Saver": "milepost.pytorch.export.saver",
+    "StepInfo": "milepost.pytorch.steps",
+    "Upload": "milepost.pytorch.export.uploading",
+}
+
+__all__ = ["Contents", "Saver", "StepInfo", "Upload"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home at its first use (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'milepost.pytorch' has no attribute {name!r}")
+    try:
+        value: object = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from milepost.errors import MissingExtraError
+
+        raise MissingExtraError("torch", "torch") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

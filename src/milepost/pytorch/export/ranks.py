@@ -1,0 +1,79 @@
+"""Let several ranks decide as one, and fail as one: no rank waits in a collective for another that has given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from milepost.errors import MilepostError, ServiceError
+from milepost.pytorch.dcp.together import as_error
+from milepost.text import plain
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """Be the ranks of a process group; one, where there is none. All methods that talk are called by all ranks at once."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+
+    @property
+    def count(self) -> int:
+        """Return how many there are by now: a process group may be made after this object."""
+        return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+
+    @property
+    def is_first(self) -> bool:
+        """Say whether this is the one that writes."""
+        return self.count == 1 or dist.get_rank(self._group) == 0
+
+    def told_by_first(self, value: T) -> T:
+        """Return what the first rank has given."""
+        if self.count == 1:
+            return value
+        told = [value]
+        with _losses():
+            dist.broadcast_object_list(told, group=self._group, group_src=0)
+        return told[0]
+
+    def agree(self, failure: Exception | None) -> None:
+        """Raise on all ranks what the lowest of those that failed has met; return on all if none has.
+
+        A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``).
+        """
+        if self.count == 1:
+            if failure is not None:
+                raise failure
+            return
+        failures: list[MilepostError | None] = [None] * self.count
+        with _losses():
+            dist.all_gather_object(failures, None if failure is None else _portable(failure), group=self._group)
+        for rank, told in enumerate(failures):
+            if told is not None:
+                told.facts = {**told.facts, "failed_on_rank": rank}
+                raise told from failure
+
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    """Say of what a process group raises that the ranks have lost each other."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise as_error(error) from error
+
+
+def _portable(failure: Exception) -> MilepostError:
+    """Return an error that can be made again on another rank."""
+    if isinstance(failure, MilepostError):
+        return failure
+    return ServiceError(
+        "a rank has failed",
+        kind="rank-failed",
+        hint="look at what that rank has logged",
+        cause=plain(f"{type(failure).__name__}: {failure}".partition("\n")[0])[:300],
+    )

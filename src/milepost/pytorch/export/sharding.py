@@ -1,0 +1,108 @@
+"""Decide which tensor lies in which file, and lay a file out, as ``huggingface_hub`` and ``safetensors`` do. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from milepost.errors import UsageError
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Describe a tensor as it will be written."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Say which file holds which tensors."""
+
+    files: Mapping[str, tuple[str, ...]]
+    total_bytes: int
+
+    def index(self) -> bytes | None:
+        """Return the index that leads to the files; None where there is one file only."""
+        if len(self.files) < 2:
+            return None
+        where = {name: file for file, names in self.files.items() for name in names}
+        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": where}
+        return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+
+
+def split(sizes: Mapping[str, int], most_bytes: int | None, stem: str) -> Split:
+    """Fill files in the order of the names, each with up to ``most_bytes`` of tensors; a larger tensor has a file of its own.
+
+    >>> split({"a": 6, "b": 6, "c": 2}, 10, "model").files
+    {'model-00001-of-00002.safetensors': ('a',), 'model-00002-of-00002.safetensors': ('b', 'c')}
+    """
+    shards: list[list[str]] = []
+    filling: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if most_bytes is not None and size > most_bytes:
+            shards.append([name])
+            continue
+        if filling and most_bytes is not None and filled + size > most_bytes:
+            shards.append(filling)
+            filling, filled = [], 0
+        filling.append(name)
+        filled += size
+    if filling or not shards:
+        shards.append(filling)
+    count = len(shards)
+    named = (f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else f"{stem}.safetensors" for i in range(1, count + 1))
+    return Split(dict(zip(named, map(tuple, shards), strict=True)), sum(sizes.values()))
+
+
+def layout(specs: Mapping[str, Spec]) -> tuple[bytes, tuple[str, ...]]:
+    """Return a file's header, and the names in the order in which their bytes follow it: the widest first, so all are aligned."""
+    order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name in order:
+        spec = specs[name]
+        stop = start + spec.size_bytes
+        header[name] = {"dtype": stored_as(name, spec.dtype), "shape": list(spec.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, tuple(order)
+
+
+def stored_as(name: str, dtype: torch.dtype) -> str:
+    """Return what safetensors calls a dtype; raise `UsageError` (kind ``bad-dtype``) if it has no word for it."""
+    if dtype not in DTYPES:
+        raise UsageError(
+            "safetensors has no such dtype",
+            kind="bad-dtype",
+            hint="export it as another: Saver(dtype=torch.bfloat16)",
+            tensor=name,
+            dtype=str(dtype),
+        )
+    return DTYPES[dtype]
