@@ -69,7 +69,7 @@ class Supervised:
         wait_for_the_end_of(f"{MARK}={self.place}")
         notes = read_notes(self.place / "notes")
         # It may have been done before the blow fell.
-        allowed = {0} if blow is None else {-9, 0} if blow == signal.SIGKILL else {0, 75, ENDS[blow], -blow}
+        allowed = {0} if blow is None else {-9, 0} if blow == signal.SIGKILL else {0, ENDS[blow], -blow}
         if any(number == signal.SIGINT for strikes in attempts for *_, number in strikes):
             allowed |= {ENDS[signal.SIGINT]}  # somebody has pressed Ctrl-C, and does not want it started again
         assert code in allowed, f"milepost run ended with {code} instead of {allowed}:\n{self.told()}"

@@ -304,3 +304,25 @@ def test_a_ctrl_c_while_it_waits_to_start_again_puts_nothing_back(tmp_path: Path
 
     outcome, _ = kept_running(tmp_path, "sys.exit(1)", hears=interrupts, told=Told(), requeue=lambda: "SLURM was asked")
     assert (outcome.exit_code, outcome.why) == (130, "SIGINT came before it was started again")
+
+
+def test_a_ctrl_c_that_comes_when_the_command_was_killed_already_puts_nothing_back(tmp_path: Path) -> None:
+    """What it left behind is still there, so that its end is not known to the loop yet."""
+    script = """
+if os.fork() == 0:
+    while os.getppid() == leader: pass
+    made("killed")
+    while not Path("heard").exists(): pass
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+
+    def interrupts(_: float) -> int | None:
+        if not (tmp_path / "killed").exists():
+            return None
+        (tmp_path / "heard").touch()
+        return signal.SIGINT
+
+    script = "leader = os.getpid()" + script
+    outcome, _ = kept_running(tmp_path, script, hears=interrupts, linger_s=1e6, requeue=lambda: "SLURM was asked")
+    assert (outcome.exit_code, outcome.why, len(outcome.reports)) == (130, "it was interrupted", 1)

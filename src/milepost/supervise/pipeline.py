@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from milepost.clock import Clock
 from milepost.errors import MilepostError, ServiceError, UsageError
-from milepost.lifecycle.stopping import INTERRUPTED
+from milepost.lifecycle.stopping import EXIT_CODE, INTERRUPTED
 from milepost.supervise import wording
 from milepost.supervise.attempt import Tell
 from milepost.supervise.cast import Cast
@@ -180,9 +180,10 @@ class Pipeline:
             return None
         if self._asked is None or self._leaving.exit_code != self._asked:
             return self._leaving.exit_code
-        # What a role that serves others ended with says nothing of what was trained. What never came to an end is not done.
+        # What a role that serves others ended with says nothing of what was trained. What waits for a start, the first or
+        # another, wants to go on: a job that ends in the midst of a backoff would otherwise not be put back.
         codes = [member.exit_code for member in self._cast.members.values() if not member.role.until]
-        return leaving_code(self._asked, [self._asked if code is None else code for code in codes])
+        return leaving_code(self._asked, [EXIT_CODE if code is None else code for code in codes])
 
     def _count_progress(self, after_ns: int) -> None:
         if self._clock.monotonic_ns() - self._counted_ns >= after_ns:

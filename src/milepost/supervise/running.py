@@ -144,6 +144,9 @@ class _Run:
                 return self._over(128 + self.cut_short, f"{name_of_signal(self.cut_short)} came twice")
             if decision.action in ("done", "stop"):
                 return self._over(decision.exit_code, decision.why)
+            if decision.action == "requeue" and self.asked == signal.SIGINT:
+                # It had ended before the Ctrl-C could be passed on. Nobody who presses that wants another start.
+                return self._over(INTERRUPTED, "it was interrupted")
             if decision.action == "requeue":
                 return self._over(decision.exit_code, self.bench.requeue() or decision.why)
             self.way = self.way.after(published=report.end.published, resume=decision.resume, skip=decision.skip)
