@@ -78,6 +78,8 @@ def allowed_codes(end: End) -> set[int]:
     codes.add(SOFT[signal.Signals(first)])
     if main not in LISTENING:
         codes.add(-first)
+    if first == signal.SIGINT and main == "-":
+        codes.add(1)  # an interpreter that is interrupted while it starts says so, and ends with that
     for later, _ in others:
         codes |= {-later} | ({SOFT[signal.Signals(later)]} if later in SOFT else set())
     return codes | refused

@@ -38,9 +38,12 @@ class Run:
         """The step of one that may be there, too: whoever was to write it was killed."""
         self.acknowledged = 0
         self.blows = 0
+        self.struck: list[int] = []
+        """The writers of this start that were killed, as pidfds: on a busy machine one takes a while to die."""
 
     def start(self) -> None:
         """Train until one blow or another ends it; look at what is left."""
+        self.struck = []
         with Trainer(self.root) as trainer:
             writers: dict[int, int] = {}
             try:
@@ -62,6 +65,8 @@ class Run:
         if blow == "half":
             assert trainer.do(f"stage-and-hang {self.step}") == "staging"
             return False
+        # Nobody promises a save that was posted to one that is dying, if the trainer is killed before it has seen that.
+        is_sure = all(has_ended(writer, 0.0) for writer in self.struck)
         assert trainer.do(f"save {self.step}") == "save", "a save was refused"
         self.possible = self.step
         pid = trainer.writer.pid
@@ -71,8 +76,9 @@ class Run:
         if blow in ("writer", "both"):
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(writers[pid], signal.SIGKILL)
+            self.struck.append(writers[pid])
         if blow in ("trainer", "both"):
-            if blow == "trainer":
+            if blow == "trainer" and is_sure:
                 self.promised = self.step
             trainer.kill()
             return False
@@ -110,5 +116,6 @@ def deaths(place: Path, count: int, seed: int) -> Tally:
                 total.lost.append(f"{where}: {error}")
             total.deaths += run.blows
             total.acknowledged += run.acknowledged
-            shutil.rmtree(run.root, ignore_errors=bool(total.lost))
+            if not total.lost:
+                shutil.rmtree(run.root)
     return total
