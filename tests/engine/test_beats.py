@@ -63,6 +63,14 @@ def test_the_last_beat_is_the_one_that_is_read(told: list[tuple[int, Phase, int,
             )
 
 
+def test_a_root_whose_name_is_no_text_is_named_all_the_same(tmp_path: Path) -> None:
+    beat, path = made_in(tmp_path)
+    beat.name("/runs/b\udcff\udcfe", "cafe")
+    found = read(path)
+    assert found is not None
+    assert found.root == "/runs/b\udcff\udcfe"
+
+
 def test_a_long_name_of_a_root_is_cut_and_harms_nothing(tmp_path: Path) -> None:
     beat = Beat()
     beat.show(str(tmp_path), "s3://" + "ü" * 9000, FakeClock())

@@ -89,7 +89,7 @@ class Beat:
 
     def name(self, root: str, run_id: str) -> None:
         """Say whose beats these are, and beat."""
-        words = run_id.encode()[:64], root.encode()[:_LONGEST]
+        words = run_id.encode()[:64], os.fsencode(root)[:_LONGEST]  # a path may hold bytes that are no text
         self._memory[: _HEAD.size] = bytes(_HEAD.size)
         _LENGTHS.pack_into(self._memory, _WORDS, os.getpid(), *map(len, words))
         text = b"".join(words)
@@ -179,7 +179,7 @@ def _beats(page: bytes, slot: tuple[int, ...]) -> Beats:
     start = _WORDS + _LENGTHS.size
     run_id, root = page[start : start + of_run], page[start + of_run : start + of_run + of_root]
     count, step, phase, loading, resumed, generation, _ = slot
-    texts = (root.decode(errors="replace"), run_id.decode(errors="replace"))
+    texts = (os.fsdecode(root), run_id.decode(errors="replace"))
     return Beats(pid, *texts, count, step, _PHASES[phase], loading, resumed, generation)
 
 
