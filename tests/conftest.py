@@ -12,13 +12,13 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 # A shell has what it runs in the background ignore Ctrl-C, nohup a hangup, and so would all that tests start.
 for ignored, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, usual)
-
-import pytest
-from hypothesis import HealthCheck, settings
 
 # A busy machine makes any deadline a coin toss; a failing example must be replayable from the log alone.
 settings.register_profile("here", deadline=None, print_blob=True)
