@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from milepost.cli.main import main
-from milepost.supervise.drill_sample import train
 from tests.supervise.drilled import written
 
 
@@ -108,11 +107,12 @@ def test_a_disk_that_is_really_full_loses_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "scratch") == []
 
 
-def test_a_small_run_is_copied_to_a_disk_that_is_to_be_full_and_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own, since it takes mounts of its own, and three runs of the sample."""
+def test_a_small_run_is_copied_to_a_disk_that_is_to_be_full_and_goes_on_there() -> None:
+    """A process of its own, since it takes mounts of its own, and three runs of the sample. So is its beginning: where torch is
+    imported, as other tests have it, torch's generator is saved, too, and the sample knows none."""
     sample = [sys.executable, "-m", "milepost.supervise.drill_sample"]
-    monkeypatch.setattr("milepost.supervise.drill_sample._STEP_S", 0.0)
-    train(100)
+    begin = "from milepost.supervise import drill_sample; drill_sample._STEP_S = 0.0; drill_sample.train(100)"
+    subprocess.run([sys.executable, "-c", begin], check=True, capture_output=True)
     script = "import sys; from milepost.cli.main import main; main()"
     arguments = ["drill", "diskfull", "--runs", "1", "--root", "runs/sample", "--", *sample]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
