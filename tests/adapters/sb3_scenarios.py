@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 from tests.adapters.sb3_callbacks import CALLBACKS
 from tests.adapters.sb3_contrib_scenarios import CONTRIB
 from tests.adapters.sb3_features import FEATURES
-from tests.adapters.sb3_runs import NET, env_of, her, off_policy, ppo_model
+from tests.adapters.sb3_runs import NET, env_of, her, in_child, off_policy, pieces, ppo_model
 
 Scenario = tuple[Callable[[int, Path], tuple[Any, list[BaseCallback]]], int, int, tuple[int, ...]]
 """``build(seed, folder)``, total steps, steps between saves, and the steps at which it is killed."""
@@ -188,3 +188,14 @@ BASIC: dict[str, Scenario] = {
     ),
 }
 SCENARIOS: dict[str, Scenario] = {**BASIC, **FEATURES, **CALLBACKS, **CONTRIB}
+
+
+def alone(name: str, folder: Path) -> Any:
+    """Return what a scenario's script ends with, without milepost and undisturbed."""
+
+    def script() -> Any:
+        model, callbacks = build(name, 1, folder)
+        model.learn(SCENARIOS[name][1], callback=callbacks)
+        return pieces(model, callbacks)
+
+    return in_child(script)

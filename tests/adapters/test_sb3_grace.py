@@ -15,7 +15,7 @@ from milepost.lifecycle.triggers import every
 from milepost.publish.view import read
 from milepost.testing.faults import HANG_S
 from tests.adapters.sb3_runs import KILLED, in_child, pieces
-from tests.adapters.sb3_scenarios import SCENARIOS, build
+from tests.adapters.sb3_scenarios import SCENARIOS, alone, build
 from tests.engine.training import local
 
 pytestmark = pytest.mark.slow
@@ -54,15 +54,6 @@ def run(name: str, folder: Path, *, seed: int = 1, when: int = 10**9, how: str =
         ours = Checkpointing(folder / "run", when=every(steps=when), grace=ALWAYS, **options)
         notice = [Notice(ours, at, how)] if how else []
         model.learn(SCENARIOS[name][1], callback=[*callbacks, ours, *notice])
-        return pieces(model, callbacks)
-
-    return in_child(script)
-
-
-def alone(name: str, folder: Path) -> Any:
-    def script() -> Any:
-        model, callbacks = build(name, 1, folder)
-        model.learn(SCENARIOS[name][1], callback=callbacks)
         return pieces(model, callbacks)
 
     return in_child(script)

@@ -15,7 +15,7 @@ from milepost.engine import stopping
 from milepost.lifecycle.triggers import every
 from milepost.publish.view import read
 from tests.adapters.sb3_runs import in_child, pieces
-from tests.adapters.sb3_scenarios import SCENARIOS, build
+from tests.adapters.sb3_scenarios import SCENARIOS, alone, build
 from tests.engine.training import local
 
 pytestmark = pytest.mark.slow
@@ -55,15 +55,6 @@ def run(
         except Stopped as stopped:
             with local(folder / "run").guard(wait_s=0, take_over=False):  # free, while this process lives
                 return stopped.code, stopped.path, stopped.summary and stopped.summary.step
-        return pieces(model, callbacks)
-
-    return in_child(script)
-
-
-def alone(name: str, folder: Path) -> Any:
-    def script() -> Any:
-        model, callbacks = build(name, 1, folder)
-        model.learn(SCENARIOS[name][1], callback=callbacks)
         return pieces(model, callbacks)
 
     return in_child(script)

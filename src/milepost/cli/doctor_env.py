@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from milepost.cli import document
+from milepost.cli.failure import NOT_EXACT
 from milepost.cli.text import counted, plain, size, table
 
 if TYPE_CHECKING:
     from milepost.envs.verifying import Verdict
     from milepost.lifecycle.divergence import Divergence
-
-NOT_EXACT = 20
 
 _WAYS = {
     "own": "by its own methods",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milepost.cli.failure import FAILED, MISSED, NOT_DETERMINISTIC, NOTHING_PROVEN
 from milepost.cli.options import Time
 from milepost.cli.text import plain, table
 from milepost.errors import UsageError
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from milepost.cli.document import Document
     from milepost.supervise.drill import Request, Verdict
     from milepost.supervise.drill_judge import Drilled
-
-MISSED, NOT_DETERMINISTIC, NOTHING_PROVEN, FAILED = 17, 21, 22, 23
 
 _CODES = {
     "recovered": 0,

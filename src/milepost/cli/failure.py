@@ -20,6 +20,10 @@ SCHEMA_VERSION = 1
 
 INTERRUPTED = 130
 
+MISSED = 17
+NOT_EXACT, NOT_DETERMINISTIC, NOTHING_PROVEN, FAILED = 20, 21, 22, 23
+"""What the verbs that try something out exit with: `drill`, `selftest`, `doctor env`."""
+
 _FULL_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 

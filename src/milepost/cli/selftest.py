@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from milepost.cli import document
+from milepost.cli.failure import FAILED, NOT_DETERMINISTIC, NOT_EXACT, NOTHING_PROVEN
 from milepost.cli.options import Time
 from milepost.cli.text import counted, plain, table
 from milepost.clock import SystemClock
@@ -22,8 +23,6 @@ from milepost.supervise.judging import Comparison, Parting
 from milepost.supervise.selftest import Bench, Request, Verdict
 from milepost.supervise.selftest import selftest as prove
 from milepost.text import name_of
-
-NOT_EXACT, NOT_DETERMINISTIC, NOTHING_PROVEN, FAILED = 20, 21, 22, 23
 
 _CODES = {
     "identical": 0,
