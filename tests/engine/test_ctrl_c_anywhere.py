@@ -53,7 +53,7 @@ class CtrlC:
             # What is raised in a finalizer is lost; a writer process that was started and not noted ends with its socket; and no
             # signal strikes between the taking of a plain lock and its ``with``.
             return None
-        if event == "line" and not _leaves_a_with(frame):
+        if event == "line" and not _leaves_a_with(frame) and not _begins_a_try(frame):
             self.seen += 1
             if self.seen > self._at:
                 sys.settrace(None)
@@ -90,6 +90,11 @@ def _leaves_a_with(frame: FrameType) -> bool:
         operation == dis.opmap["LOAD_CONST"] and consts[argument] is None
         for operation, argument in zip(code[::2], code[1::2], strict=True)
     )
+
+
+def _begins_a_try(frame: FrameType) -> bool:
+    """Return whether the line is a bare ``try:``: no signal strikes there, and the ``with`` around it does not cover it."""
+    return frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]
 
 
 def lines_of(action: Callable[[], object]) -> int:
@@ -201,3 +206,54 @@ def test_what_returns_from_within_a_with_is_struck_only_where_a_signal_can_strik
         sys.settrace(before)
     assert seen == [False, False, True]
     assert left == [True]
+
+
+def test_no_strike_passes_by_the_with_around_a_try() -> None:
+    left: list[bool] = []
+
+    class Opened:
+        def __enter__(self) -> None:
+            left.append(False)
+
+        def __exit__(self, *_: object) -> None:
+            left[-1] = True
+
+    def reads() -> None:
+        with Opened():
+            for number in range(2):
+                if number < 0:
+                    continue
+                try:
+                    len(left)
+                except OSError:
+                    continue
+
+    def struck_at(at: int) -> bool:
+        seen = 0
+
+        def trace(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal seen
+            if frame.f_code is not reads.__code__:
+                return None
+            if event == "line" and not _leaves_a_with(frame) and not _begins_a_try(frame):
+                seen += 1
+                if seen > at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            reads()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    strikes = 0
+    while struck_at(strikes):
+        strikes += 1
+    assert strikes > 5
+    assert all(left)
