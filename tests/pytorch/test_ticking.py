@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from milepost.clock import FakeClock
 from milepost.errors import CorruptError, UsageError
-from milepost.pytorch.export.ticking import Ticks
+from milepost.pytorch.ticking import Ticks
 from tests.pytorch.export.made import step
 
 
