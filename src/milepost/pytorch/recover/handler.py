@@ -8,18 +8,22 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
+import torch
 import torch.distributed as dist
 
 from milepost.clock import Clock, SystemClock
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.redact import redact_the_log
 from milepost.errors import UsageError
+from milepost.lifecycle.amounts import bytes_of
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.stopping import Stop
 from milepost.publish.signed import open_root
 from milepost.publish.view import read
 from milepost.pytorch import dcp
+from milepost.pytorch.dcp.copies import CopiesPlanner
 from milepost.pytorch.dcp.holding import Holding, Load, hold_root, note_half, note_load
+from milepost.pytorch.export.gathering import wait_for_copies
 from milepost.pytorch.export.naming import trial_directory
 from milepost.pytorch.recover import payload
 from milepost.pytorch.recover.beside import Beside, Part
@@ -32,6 +36,7 @@ from milepost.pytorch.recover.info import RecoverInfo
 from milepost.pytorch.recover.loading import Loading
 from milepost.pytorch.recover.modes import mode_of
 from milepost.pytorch.recover.reading import Choosing
+from milepost.pytorch.recover.staging import Copies, checked_mode, flat_tensors, of_engine, room_for, to_copy
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
@@ -89,6 +94,9 @@ class RecoverHandler:
         self._group, self._timeout_s = process_group, timeout_s
         self._made: Groups | None = None
         self._rng = Rng()
+        self._copies = Copies()
+        self._save_mode, self._warned = checked_mode(save_mode), False
+        self._staging_bytes = None if staging_bytes is None else bytes_of(str(staging_bytes))
         self._flight: Flight | None = None
         self._state: Literal["new", "ready", "half", "closed"] = "new"
         """What may be done: ``new``: nothing was loaded yet, ``half``: a load has failed half-way."""
@@ -175,17 +183,61 @@ class RecoverHandler:
     def _save(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside, metrics: Mapping[str, float]) -> None:
         ranks = self._groups.ranks
         ranks.together(self._settle)
-        state = ranks.together(self._captured, engines, step, beside)
+        state, tensors = ranks.together(self._captured, engines, step, beside)
+        copied = self._copied_engines(engines, tensors)
+        copies = ranks.together(self._copies_of, copied, tensors)
         writer = ranks.together(self._writer, engines, step, metrics)
-        flight = self._flight = Flight(step.global_step, lambda free: self._write(state, writer))
-        flight.join()
-        self._flight = None
-        if flight.failure is not None:
-            raise flight.failure
+        flight = self._flight = Flight(step.global_step, lambda free: self._write(state, writer, CopiesPlanner(copies, free)))
+        if len(copied) == len(engines):
+            return  # nothing live is read any more
+        failure = flight.wait_for_tensors()
+        if not copied:
+            flight.join()
+            failure = flight.failure
+        self._raise_on_all(flight, failure)
+        if not copied:
+            self._flight = None
 
-    def _captured(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside) -> dict[str, Any]:
+    def _raise_on_all(self, flight: Flight, failure: BaseException | None) -> None:
+        """Raise what has failed by now on any rank, once the save is over on this one."""
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
+        try:
+            self._groups.ranks.agree(failure)
+        except BaseException:
+            self._flight = None
+            flight.join()
+            raise
+
+    def _copied_engines(self, engines: Mapping[str, TrainEngine], tensors: dict[str, torch.Tensor]) -> list[str]:
+        """Return which engines are written beside training: the same on all ranks."""
+        rooms = {name: room_for(of_engine(tensors, name)) for name in engines}
+        if self._staging_bytes is not None:
+            by_rank = self._groups.ranks.told_by_all(rooms)
+            rooms = {name: max(each[name] for each in by_rank) for name in engines}
+        copied, refused = to_copy(engines, self._save_mode, rooms, self._staging_bytes)
+        if refused and not self._warned:
+            self._warned = True
+            log.warning(
+                "[recover] training waits while %s is saved: copies of %d bytes are more than staging_bytes=%d leaves",
+                ", ".join(refused),
+                sum(rooms[name] for name in refused),
+                self._staging_bytes,
+            )
+        return copied
+
+    def _copies_of(self, engines: list[str], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        wanted = {fqn: tensor for name in engines for fqn, tensor in of_engine(tensors, name).items()}
+        copies = self._copies.make(wanted) if wanted else {}
+        wait_for_copies(tensors.values())  # live ones are read in another thread, whatever training has queued for them
+        return copies
+
+    def _captured(
+        self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         self._check_may_save()
-        return capture(engines, step, beside, self._rng, self._groups.ranks.rank, handler=self._ticks.state_dict())
+        state = capture(engines, step, beside, self._rng, self._groups.ranks.rank, handler=self._ticks.state_dict())
+        return state, flat_tensors(state)
 
     def _writer(self, engines: Mapping[str, TrainEngine], step: StepInfo, metrics: Mapping[str, float]) -> dcp.RunWriter:
         return dcp.RunWriter(
@@ -200,9 +252,9 @@ class RecoverHandler:
             take_over=self._guard[1],
         )
 
-    def _write(self, state: dict[str, Any], writer: dcp.RunWriter) -> dcp.Saved:
+    def _write(self, state: dict[str, Any], writer: dcp.RunWriter, planner: CopiesPlanner) -> dcp.Saved:
         groups = self._groups
-        return dcp.save(state, writer, process_group=groups.beside, no_dist=groups.ranks.count == 1)
+        return dcp.save(state, writer, planner=planner, process_group=groups.beside, no_dist=groups.ranks.count == 1)
 
     def _claim(self) -> Holding | None:
         return hold_root(self._store, self._keep, *self._guard) if self._groups.ranks.is_first else None
@@ -273,6 +325,7 @@ class RecoverHandler:
                 if self._made.ranks.is_first:
                     dcp.give_up(self._store)
                 self._made.close()
+            self._copies.close()
 
     def __enter__(self) -> Self:
         return self
@@ -285,6 +338,11 @@ class RecoverHandler:
                 raise
             # The error that ends training is the one that counts.
             log.error("[recover] %s", failure)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Return how much host memory is kept for copies on this rank."""
+        return self._copies.size_bytes
 
     @property
     def newest(self) -> Summary | None:
