@@ -1,0 +1,1 @@
+"""Resume trainers as one generation of all their engines: see `milepost.pytorch.RecoverHandler`."""
