@@ -1,1 +1,1 @@
-"""Resume trainers as one generation of all their engines: see `milepost.pytorch.RecoverHandler`."""
+"""Bring a whole training back: all engines, data, counters and generators as one generation. See docs/recover.md."""
