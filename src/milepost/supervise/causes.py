@@ -45,6 +45,13 @@ class StoppedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RetriesRecord:
+    """Hold how often a command wants to be started again after failures of its own."""
+
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Hold what was seen of one attempt."""
 
@@ -76,6 +83,8 @@ class End:
     published: bool = False
     """A generation is new since it was started."""
     duration_s: float = 0.0
+    retries: int | None = None
+    """How often it wants to be started again after failures of its own; None: it does not say."""
 
     @property
     def ended_by(self) -> int | None:

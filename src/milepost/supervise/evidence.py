@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from milepost.engine.beats import Beats
-from milepost.supervise.beating import stopped_behind, stopped_of
+from milepost.supervise.beating import retries_of, stopped_behind, stopped_of
 from milepost.supervise.causes import End
 from milepost.supervise.torchrun import first_failure
 
@@ -23,6 +23,7 @@ def end_of(folder: Path, said: Iterable[Beats], leader: int, seen: End) -> End:
         is_covered=stopped_behind(folder, leader),
         phase=telling.phase if telling else "",
         step=max((each.step for each in found), default=-1),
+        retries=retries_of(folder),
         loading=next(((each.run_id, each.loading) for each in found if each.loading), None),
         resumed=tuple((each.run_id, each.resumed) for each in found if each.resumed),
     )
