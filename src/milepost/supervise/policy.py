@@ -221,7 +221,7 @@ class Policy:
 
 
 def _kills_its_loader(end: End) -> bool:
-    return end.loading is not None and (end.hung or end.ended_by in _OF_ITSELF)
+    return end.loading is not None and (end.hung or not _OF_ITSELF.isdisjoint((end.ended_by, end.rank_signal)))
 
 
 def exit_code_of(end: End, kind: Kind) -> int:
