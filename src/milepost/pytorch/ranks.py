@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ class Ranks:
     @property
     def rank(self) -> int:
         """Return which of them this is."""
-        return dist.get_rank(self._group) if self.count > 1 else 0
+        return 0 if self.count == 1 else dist.get_rank(self._group)
 
     @property
     def is_first(self) -> bool:
@@ -59,10 +59,21 @@ class Ranks:
         """Return what each rank has given, by rank."""
         if self.count == 1:
             return [value]
-        told: list[T] = [value] * self.count
+        told: list[Any] = [None] * self.count
         with _losses():
             dist.all_gather_object(told, value, group=self._group)
         return told
+
+    def together(self, act: Callable[..., T], *args: Any) -> T:
+        """Do something on all ranks, and raise on all what one of them has met: see `agree`."""
+        failure: Exception | None = None
+        answer: Any = None
+        try:
+            answer = act(*args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
+            failure = error
+        self.agree(failure)
+        return answer  # type: ignore[no-any-return]
 
     def agree(self, failure: Exception | None) -> None:
         """Raise on all ranks what the lowest of those that failed has met; return on all if none has.
