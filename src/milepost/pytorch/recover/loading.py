@@ -45,8 +45,6 @@ class Loading:
     inference: Inference | None
     with_optim: bool
     group: dist.ProcessGroup | None
-    loading: Callable[[int], object] = lambda _: None
-    """Is told which generation is about to be loaded, before any of it is; and of 0 once that is over."""
     changed: bool = False
     """Something may have been overwritten."""
     warnings: list[str] = field(default_factory=list)
@@ -144,7 +142,6 @@ class Loading:
             process_group=self.group,
             no_dist=choosing.ranks.count == 1,
             trust_pickle=choosing.trust_pickle,
-            loading=self.loading,
         )
         self.inexact += restored.inexact
         return moments  # type: ignore[no-any-return]
