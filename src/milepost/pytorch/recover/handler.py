@@ -36,6 +36,7 @@ from milepost.pytorch.recover.loading import Loading
 from milepost.pytorch.recover.modes import mode_of
 from milepost.pytorch.recover.reading import Choosing
 from milepost.pytorch.recover.saving import Saving, Task
+from milepost.pytorch.recover.seen import check_seen
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
@@ -213,6 +214,7 @@ class RecoverHandler:
 
     def _captured(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside) -> dict[str, Any]:
         self._check_may_save()
+        check_seen(step, {"saver": beside.saver, "evaluator": beside.evaluator})
         return capture(engines, step, beside, self._rng, self._groups.ranks.rank, handler=self._ticks.state_dict())
 
     def _writer(
