@@ -12,16 +12,34 @@ if TYPE_CHECKING:
     from milepost.pytorch.export.contents import Contents
     from milepost.pytorch.export.saver import Saver
     from milepost.pytorch.export.uploading import Upload
+    from milepost.pytorch.recover.engines import TrainEngine
+    from milepost.pytorch.recover.handler import RecoverHandler, RecoverInfo
+    from milepost.pytorch.recover.inference import Inference, WeightUpdate
     from milepost.pytorch.steps import StepInfo
 
 _HOMES = {
     "Contents": "milepost.pytorch.export.contents",
+    "Inference": "milepost.pytorch.recover.inference",
+    "RecoverHandler": "milepost.pytorch.recover.handler",
+    "RecoverInfo": "milepost.pytorch.recover.handler",
     "Saver": "milepost.pytorch.export.saver",
     "StepInfo": "milepost.pytorch.steps",
+    "TrainEngine": "milepost.pytorch.recover.engines",
     "Upload": "milepost.pytorch.export.uploading",
+    "WeightUpdate": "milepost.pytorch.recover.inference",
 }
 
-__all__ = ["Contents", "Saver", "StepInfo", "Upload"]
+__all__ = [
+    "Contents",
+    "Inference",
+    "RecoverHandler",
+    "RecoverInfo",
+    "Saver",
+    "StepInfo",
+    "TrainEngine",
+    "Upload",
+    "WeightUpdate",
+]
 
 
 def __getattr__(name: str) -> object:

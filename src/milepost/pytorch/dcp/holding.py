@@ -16,6 +16,7 @@ from typing import Literal
 
 from milepost.clock import SystemClock
 from milepost.engine import misuse
+from milepost.engine.asked import asked, instead_of_latest
 from milepost.engine.opening import hold, open_session
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import hold_ballast, with_ballast
@@ -163,12 +164,14 @@ def hold_root(store: Store, keep: Keep, lease_wait: float, take_over: bool) -> H
 
 def _claimed(store: Store, keep: Keep, lease_wait: float, take_over: bool) -> Holding:
     redact_the_log()
-    held, clock = ExitStack(), SystemClock()
+    held, clock, told = ExitStack(), SystemClock(), asked()
     guard = store.guard(wait_s=lease_wait, take_over=take_over)
     try:
         hold(guard, held, store.url)
-        opened = open_session(store, clock, keep, {}, incarnation=clock.nonce(), guard=guard, compress="off")
-        _go_on(opened.session.chain, store, opened.claimed.view)
+        opened = open_session(store, clock, keep, {}, incarnation=clock.nonce(), guard=guard, compress="off", wanted=told)
+        view = opened.claimed.view
+        instead_of_latest(store.url, view.run_id, view.head, told)  # what this process saves is newer than what is asked for
+        _go_on(opened.session.chain, store, view)
     except BaseException:
         held.close()
         raise

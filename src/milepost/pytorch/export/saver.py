@@ -20,10 +20,10 @@ from milepost.pytorch.export.gathering import Memory, is_sharded, memory_for, ro
 from milepost.pytorch.export.huggingface import contents_of
 from milepost.pytorch.export.job import Job
 from milepost.pytorch.export.naming import check_engine, name_of, trial_directory
-from milepost.pytorch.export.ranks import Ranks
+from milepost.pytorch.ranks import Ranks
 from milepost.pytorch.export.retaining import checked_keep, to_remove
 from milepost.pytorch.export.shelf import Shelf
-from milepost.pytorch.export.ticking import Ticks
+from milepost.pytorch.ticking import Ticks
 from milepost.pytorch.export.uploading import Upload, Uploads
 from milepost.pytorch.export.writing import write_export
 from milepost.pytorch.steps import StepInfo

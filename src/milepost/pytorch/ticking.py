@@ -72,9 +72,9 @@ class Ticks:
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(
-                "these are not the counters of a Saver",
+                "these are not counters by engine",
                 kind="bad-counters",
-                hint="leave them out: the next export is due at the next mark",
+                hint="leave them out: the next is due at the next mark",
                 cause=f"{type(error).__name__}: {error}",
             ) from error
         self._last = last
