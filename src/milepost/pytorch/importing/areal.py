@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from milepost.clock import SystemClock
-from milepost.errors import NotFoundError
+from milepost.errors import NotFoundError, UsageError
 from milepost.publish import layout
 from milepost.publish.signed import open_root
 from milepost.publish.view import read
@@ -89,6 +89,12 @@ class Areal:
 
     def bring(self, path: Path, root: str, options: Options) -> Imported:
         """Import the checkpoint that AReaL would resume from. ``root`` may be the trial's own directory."""
+        if options.step is not None or options.components:
+            raise UsageError(
+                "AReaL says itself of which step a checkpoint is, and what its engines are",
+                kind="not-asked",
+                hint="leave out --step and --component",
+            )
         check_target(root, options)
         found = resolve(path)
         step = _step_info(found)

@@ -212,7 +212,7 @@ def _checked_metadata(path: Path, said: Any) -> DcpSource:
 
 
 def _key(index: Record) -> tuple[str, tuple[int, ...] | None]:
-    offset = index["offset"]
+    offset = index.fields.get("offset")  # it is left out where there is none
     return str(index["fqn"]), None if offset is None else _whole_numbers(offset)
 
 
