@@ -15,7 +15,7 @@ from milepost.engine.components import is_essential, is_name
 from milepost.engine.events import Events
 from milepost.engine.opening import Opened, open_session
 from milepost.engine.provenance import attempt, identity
-from milepost.engine.reader import RESTAGED_BYTES, build, restage
+from milepost.engine.reader import RESTAGED_BYTES, UNKNOWN, build, restage
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import clear_up, with_ballast, write_with_relief
 from milepost.engine.session import Order, Session
@@ -78,16 +78,15 @@ def take_in(
 ) -> Summary:
     """Publish a state that was made elsewhere as a new generation, and return that. Nothing that is there is retired.
 
-    ``fingerprint`` says what is known of where it was made; what is not, is taken to be as here. Raises `UsageError` (kind
-    ``not-empty``) if there are generations and none is to be added.
+    ``fingerprint`` says what is known of where it was made. Raises `UsageError` (kind ``not-empty``) if there are generations
+    and none is to be added.
     """
     staged = capture(state, Arena(), staging_bytes=RESTAGED_BYTES)
     with _claimed(url, Keep(), key_file=key_file) as opened:
         if not add:
             _refuse_what_is_there(opened.claimed.view, opened.session.store)
         opened.session.build_on(_sound_base(opened))
-        here = {name: value for name, value in opened.session.fingerprint.items() if not name.startswith("code/")}
-        opened.session.fingerprint = {**here, **fingerprint}
+        opened.session.fingerprint = {**fingerprint, **UNKNOWN}
         return _write(opened.session, staged, order, _everything)
 
 
