@@ -227,7 +227,9 @@ def _fingerprint_differences(saved: Mapping[str, str], live: Mapping[str, str]) 
     if saved.keys() >= UNKNOWN.keys():
         untold = [name for name in names if name not in saved]
         known = _fingerprint_differences({name: saved[name] for name in names if name in saved}, _only(live, saved))
-        return [*known, Difference("fingerprint", "unknown", f"not compared: {', '.join(untold)}", "unknown")] if untold else known
+        return (
+            [*known, Difference("fingerprint", "unknown", f"not compared: {', '.join(untold)}", "unknown")] if untold else known
+        )
     return [
         Difference(name, saved.get(name, "nothing"), live.get(name, "nothing"), name.partition("/")[0])
         for name in names

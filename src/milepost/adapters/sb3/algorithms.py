@@ -29,7 +29,11 @@ def settings_of(model: SavedModel, algorithm: str) -> dict[str, str]:
     except (ImportError, AttributeError):
         return {}
     plain = {name: value for name, value in model.settings.items() if name in arguments}
-    return {f"code/settings/{name}": text for name, value in plain.items() if (text := setting_text(value)) and name not in TOLD_ELSEWHERE}
+    return {
+        f"code/settings/{name}": text
+        for name, value in plain.items()
+        if (text := setting_text(value)) and name not in TOLD_ELSEWHERE
+    }
 
 
 def _named(package: str, module: str, name: str) -> Callable[[SavedModel], str]:

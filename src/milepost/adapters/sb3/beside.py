@@ -111,7 +111,9 @@ def _statistics(value: Any, path: Path) -> Any:
     if isinstance(value, dict):
         return {name: _statistics(each, path) for name, each in value.items()}
     fields = value.fields if isinstance(value, Record) and value.name == _STATISTICS else getattr(value, "__dict__", None)
-    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), np.ndarray | np.floating) for name in ("mean", "var")):
+    if not isinstance(fields, dict) or not all(
+        isinstance(fields.get(name), np.ndarray | np.floating) for name in ("mean", "var")
+    ):
         raise damaged("a statistic in it is none", path)
     made = RunningMeanStd.__new__(RunningMeanStd)
     made.mean, made.var, made.count = fields["mean"], fields["var"], fields.get("count", 0.0)

@@ -30,7 +30,14 @@ from milepost.pytorch.importing.base import Imported, Options, check_target, dam
 from milepost.pytorch.importing.given import Given
 from milepost.records import Exactness
 
-_COUNTERS = ("_num_timesteps_at_start", "_episode_num", "_n_updates", "_n_calls", "_current_progress_remaining", "exploration_rate")
+_COUNTERS = (
+    "_num_timesteps_at_start",
+    "_episode_num",
+    "_n_updates",
+    "_n_calls",
+    "_current_progress_remaining",
+    "exploration_rate",
+)
 _STATISTICS = ("ep_info_buffer", "ep_success_buffer")
 ALGORITHM = "algorithm"
 """What ``--component package.module.Class=algorithm`` says: the model's class, where that is one of the user's own."""
@@ -57,11 +64,18 @@ class SavedModels:
         brought.experience(on_policy="replay_buffer_class" not in {**model.settings, **model.pickled})
         brought.normalizer()
         brought.absent()
-        order = Order(steps, "imported", brought.elapsed_s(), _summary(brought, steps), exactness=brought.exactness)
+        order = Order(steps, "imported", brought.elapsed_s(), brought.summary(steps), exactness=brought.exactness)
         number, run_id = 0, ""
         if not options.dry_run:
             known = {f"version/{name}": version for name, version in model.versions.items()}
-            summary = take_in(root, brought.state, order, fingerprint=known | settings_of(model, algorithm), add=options.add, key_file=options.key_file)
+            summary = take_in(
+                root,
+                brought.state,
+                order,
+                fingerprint=known | settings_of(model, algorithm),
+                add=options.add,
+                key_file=options.key_file,
+            )
             number, run_id = summary.number, summary.run_id
         return Imported(self.name, root, run_id, number, steps, tuple(brought.state), tuple(brought.left_out))
 
@@ -98,7 +112,9 @@ class _Brought:
     def counters(self, algorithm: str, steps: int) -> None:
         """Bring what the model counts. Its settings are the script's to say."""
         recorder = Recorder()
-        counted = {name: self.model.settings[name] for name in _COUNTERS if isinstance(self.model.settings.get(name), int | float)}
+        counted = {
+            name: self.model.settings[name] for name in _COUNTERS if isinstance(self.model.settings.get(name), int | float)
+        }
         for name in _STATISTICS:
             if name in self.model.pickled:
                 try:
@@ -106,12 +122,27 @@ class _Brought:
                 except UsageError as error:
                     self.left_out.append(f"{name}: {error.message} ({error.facts.get('calls')})")
         # As if a call of learn() had ended here: whoever asks for more steps goes on with a new rollout.
-        marks = Marks(ended=True, total=steps, ends=[steps], episodes=int(counted.get("_episode_num", 0)))
-        self.state["counters"] = Given({
-            "algorithm": algorithm, "model": {"num_timesteps": steps, **counted}, "settings": {},
-            "elapsed_ns": int(self.elapsed_s() * 1e9), "training": False,
-            "marks": {"learn": 0, "ended": True, "total": steps, "ends": list(marks.ends), "episodes": marks.episodes, "reported": {}},
-        })  # fmt: skip
+        marks = {"learn": 0, "ended": True, "total": steps, "ends": [steps], "episodes": self.episodes, "reported": {}}
+        self.state["counters"] = Given(
+            {
+                "algorithm": algorithm,
+                "model": {**counted, "num_timesteps": steps},
+                "settings": {},
+                "elapsed_ns": int(self.elapsed_s() * 1e9),
+                "training": False,
+                "marks": marks,
+            }
+        )
+
+    @property
+    def episodes(self) -> int:
+        """Return how many episodes were over; 0 where the algorithm does not count them."""
+        return self.count("_episode_num") if "_episode_num" in self.model.settings else 0
+
+    def summary(self, steps: int) -> dict[str, int]:
+        """Return what the generation's summary counts."""
+        updates = self.count("_n_updates") if "_n_updates" in self.model.settings else 0
+        return {"learn": 0, "ended": 1, "total": steps, "episodes": self.episodes, "rounds": 0, "updates": updates}
 
     def elapsed_s(self) -> float:
         """Return how long training had taken, by the file's own time; 0 if that says nothing."""
@@ -130,8 +161,7 @@ class _Brought:
             return
         buffer = self._read(REPLAY, beside, read_replay)
         if buffer is not None:
-            marks = Marks()
-            subject = Subject(SimpleNamespace(replay_buffer=buffer), None, None, marks, [])  # type: ignore[arg-type]
+            subject = Subject(SimpleNamespace(replay_buffer=buffer), None, None, Marks(), [])  # type: ignore[arg-type]
             self.state[REPLAY] = Given(self._recorded(REPLAY, lambda recorder: replay.capture(subject, recorder)))
 
     def normalizer(self) -> None:
@@ -193,12 +223,6 @@ class _Brought:
             self.exactness[name] = ("approximate", text)
             self.left_out.append(f"{name}: {text}")
         return found
-
-
-def _summary(brought: _Brought, steps: int) -> dict[str, int]:
-    counted = brought.state["counters"].state
-    marks = Marks(ended=True, total=steps, episodes=counted["marks"]["episodes"])
-    return marks.counters(SimpleNamespace(_n_updates=int(counted["model"].get("_n_updates", 0))))  # type: ignore[arg-type]
 
 
 def _is_learned(value: object) -> bool:
