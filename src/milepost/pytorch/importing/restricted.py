@@ -63,15 +63,18 @@ def read_pickle(data: bytes | bytearray, path: Path, *, trust: bool, what: str, 
     return unpickled(data, str(path), trust=True).value
 
 
-def read_torch(file: IO[bytes], path: Path, *, trust: bool, what: str, size_bytes: int) -> Any:
+def read_torch(file: IO[bytes], path: Path, *, trust: bool, what: str, size_bytes: int, mapped: bool = False) -> Any:
     """Return what ``torch.save`` has written, on the CPU: tensors and plain data, or, only if it is trusted, whatever it makes.
 
-    ``file`` can be searched, and has ``size_bytes``. Raises as `read_pickle`.
+    ``file`` can be searched, and has ``size_bytes``. ``mapped``: it is an archive on a disk, and its tensors stay there until
+    they are looked at. Raises as `read_pickle`.
     """
     check_archive(file, path, size_bytes)
+    # By its descriptor: under its name there may be another one by now.
+    source: Any = f"/proc/self/fd/{file.fileno()}" if mapped else file
     try:
         with _quiet(), torch.serialization.safe_globals(_STANDS):
-            return _Making(path, what, size_bytes).made(torch.load(file, map_location="cpu", weights_only=True))
+            return _Making(path, what, size_bytes).made(torch.load(source, map_location="cpu", weights_only=True, mmap=mapped))
     except MilepostError as error:
         if not trust or error.kind != "pickle-not-trusted":
             raise
@@ -80,7 +83,7 @@ def read_torch(file: IO[bytes], path: Path, *, trust: bool, what: str, size_byte
             raise _refused_by_torch(error, path, what) from error
     file.seek(0)
     try:
-        return torch.load(file, map_location="cpu", weights_only=False)
+        return torch.load(source, map_location="cpu", weights_only=False, mmap=mapped)
     except Exception as error:  # it runs code of others
         raise damaged("torch cannot read it", path, because=_first_line(error)) from error
 
