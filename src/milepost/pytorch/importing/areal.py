@@ -177,7 +177,7 @@ def _pointer_name(path: Path) -> str | None:
     here = path / layout.LATEST
     if os.path.lexists(here):
         with open_within(path, layout.LATEST) as file:
-            if b'"manifest_digest"' not in file.read(4096):
+            if b'"manifest_digest":"' not in file.read(4096):
                 return layout.LATEST  # not milepost's; torn perhaps, and then that is told
     asides = [name for name in os.listdir(path) if layout.is_aside(name) and name.startswith(layout.LATEST)]
     return max(asides, key=lambda name: (os.lstat(path / name).st_mtime_ns, name), default=None)
