@@ -180,6 +180,7 @@ class RecoverHandler:
         try:
             self._ticks.exported(_TICKS, step)
             state = ranks.together(self._captured, engines, step, beside)
+            self._state = "ready"
             reason = " and ".join(filter(None, (why, verdict.why)))
             writer = ranks.together(self._writer, engines, step, metrics or {}, reason)
             with self._ending.saving(step.global_step, verdict) as timed:
