@@ -10,7 +10,7 @@ from unittest import mock
 
 from milepost.pytorch.dcp import writing
 
-WAIT_S = 120
+WAIT_S = 60
 """Only ever fails."""
 
 

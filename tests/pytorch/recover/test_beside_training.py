@@ -34,7 +34,7 @@ def test_training_goes_on_while_copies_are_written_and_the_generation_is_publish
         was = digest(trained, loader)
         gate.wait()
         assert each.newest is None
-        run(each, trained, loader, 3, 1)
+        run(each, trained, loader, 2, 1)
         assert digest(trained, loader) != was
         gate.open()
         assert each._saving._flight is not None
