@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from milepost.pytorch.recover.engines import TrainEngine
     from milepost.pytorch.recover.evaluator import Evaluator
     from milepost.pytorch.recover.frontier import TrainedFrontier
-    from milepost.pytorch.recover.handler import RecoverHandler, RecoverInfo
+    from milepost.pytorch.recover.handler import RecoverHandler
     from milepost.pytorch.recover.inference import Inference, WeightUpdate
+    from milepost.pytorch.recover.info import RecoverInfo
     from milepost.pytorch.steps import StepInfo
 
 _HOMES = {
@@ -24,7 +25,7 @@ _HOMES = {
     "Evaluator": "milepost.pytorch.recover.evaluator",
     "Inference": "milepost.pytorch.recover.inference",
     "RecoverHandler": "milepost.pytorch.recover.handler",
-    "RecoverInfo": "milepost.pytorch.recover.handler",
+    "RecoverInfo": "milepost.pytorch.recover.info",
     "Saver": "milepost.pytorch.export.saver",
     "StepInfo": "milepost.pytorch.steps",
     "TrainEngine": "milepost.pytorch.recover.engines",

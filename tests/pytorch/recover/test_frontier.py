@@ -14,8 +14,17 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler as StatefulRandomSampler
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from milepost.errors import CorruptError, MismatchError, UsageError
@@ -209,8 +218,11 @@ def test_a_run_that_ends_at_the_boundary_of_an_epoch_or_beside_it_goes_on(name: 
     assert drawn == alone[trained : trained + len(drawn)]
 
 
-@pytest.mark.parametrize("make", [torchdata, distributed], ids=["random", "distributed"])
-@pytest.mark.parametrize("more", [{}, {"persistent_workers": True}, {"snapshot_every_n_steps": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [(distributed, {}), (torchdata, {"persistent_workers": True}), (torchdata, {"snapshot_every_n_steps": 3})],
+    ids=["epochs", "persistent", "few snapshots"],
+)
 def test_workers_that_prefetch_lose_nothing_over_two_resumes(make: Callable[..., Any], more: dict[str, Any]) -> None:
     alone = order_of(lambda size: make(size, 2, **more), 10, 14)
     frontier = TrainedFrontier(make(10, 2, **more))
@@ -227,6 +239,97 @@ def test_workers_that_prefetch_lose_nothing_over_two_resumes(make: Callable[...,
         drawn = dict(frontier.draw() for _ in rest)
         assert {ordinal: numbers(batch) for ordinal, batch in drawn.items()} == {ordinal: alone[ordinal] for ordinal in rest}
         frontier.trained(3) if first == 3 else frontier.trained(*rest)
+
+
+class Streamed(IterableDataset[int]):
+    """Give numbers one after another, and not say where it is."""
+
+    def __iter__(self) -> Any:
+        return iter(range(7))
+
+
+class StreamedFrom(Streamed):
+    """Give numbers one after another, each epoch from the first, and say where it is."""
+
+    at = 0
+    resumed = False
+
+    def __iter__(self) -> Any:
+        self.at, self.resumed = self.at if self.resumed else 0, False
+        return self.rest()
+
+    def rest(self) -> Any:
+        while self.at < 7:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.resumed = state["at"], True
+
+
+def sampled(kind: Any, *args: Any, **more: Any) -> StatefulDataLoader[Any]:
+    """Return a loader over a sampler, and with ``shared`` its generator is the loader's, too."""
+    shared = more.pop("shared", False)
+    generator = torch.Generator().manual_seed(5)
+    sampler = kind(*args, **more, generator=generator)
+    return StatefulDataLoader(range(7), batch_size=2, sampler=sampler, generator=generator if shared else None)  # type: ignore[arg-type]
+
+
+ORDERS: dict[str, Callable[[], Any]] = {
+    "shuffled, no generator given": lambda: StatefulDataLoader(range(7), batch_size=2, shuffle=True),  # type: ignore[arg-type]
+    "torch's sampler": lambda: sampled(RandomSampler, range(7)),
+    "torch's sampler, shared": lambda: sampled(RandomSampler, range(7), shared=True),
+    "torch's sampler, with replacement": lambda: sampled(RandomSampler, range(7), replacement=True, num_samples=70),
+    "torch's sampler of a subset": lambda: sampled(SubsetRandomSampler, [1, 2, 4, 5, 6]),
+    "torch's sampler by weights": lambda: sampled(WeightedRandomSampler, [1.0, 2.0, 3.0] * 2, 9),
+    "torchdata's sampler": lambda: sampled(StatefulRandomSampler, range(7)),
+    "torchdata's sampler, shared": lambda: sampled(StatefulRandomSampler, range(7), shared=True),
+    "torchdata's sampler, with replacement": lambda: sampled(StatefulRandomSampler, range(7), replacement=True, num_samples=70),
+    "torch's batch sampler, shared": lambda: batched(shared=True),
+    "torch's batch sampler": lambda: batched(shared=False),
+    "a stream": lambda: StatefulDataLoader(Streamed(), batch_size=2),
+    "a stream that says where it is": lambda: StatefulDataLoader(StreamedFrom(), batch_size=2),
+}
+
+
+def batched(*, shared: bool) -> StatefulDataLoader[Any]:
+    generator = torch.Generator().manual_seed(5)
+    sampler = BatchSampler(RandomSampler(range(7), generator=generator), 2, drop_last=True)
+    return StatefulDataLoader(range(7), batch_sampler=sampler, generator=generator if shared else None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_resumed_run_draws_what_a_run_left_alone_draws_whatever_its_order_comes_from(name: str) -> None:
+    for trained in (0, 1, 3, 4, 5, 9, 38):
+        frontier = TrainedFrontier(ORDERS[name]())
+        for _ in range(trained):
+            frontier.trained(frontier.draw()[0])
+        held = [frontier.draw() for _ in range(2)]
+        frontier.trained(held[1][0])
+        again = TrainedFrontier(ORDERS[name]())
+        again.load_state_dict(frontier.state_dict())
+        alone = [(ordinal, numbers(batch)) for ordinal, batch in [held[0], *(frontier.draw() for _ in range(12))]]
+        assert [(ordinal, numbers(batch)) for ordinal, batch in (again.draw() for _ in range(13))] == alone
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StatefulDataLoader(range(7), sampler=RandomSampler(range(7))),  # type: ignore[arg-type]
+        lambda: StatefulDataLoader(range(7), sampler=SubsetRandomSampler([1, 2])),  # type: ignore[arg-type]
+        lambda: StatefulDataLoader(range(7), batch_sampler=BatchSampler(RandomSampler(range(7)), 2, drop_last=True)),  # type: ignore[arg-type]
+        lambda: sampled(StatefulRandomSampler, range(7), replacement=True, shared=True),
+        lambda: sampled(StatefulRandomSampler, range(7), num_samples=20, shared=True),
+    ],
+)
+def test_an_order_that_nobody_can_draw_again_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError, match="drawn again") as caught:
+        TrainedFrontier(make())
+    assert caught.value.kind == "not-repeatable"
+    assert "generator" in caught.value.hint
 
 
 def test_generators_that_are_loaded_after_the_position_are_those_of_a_run_left_alone() -> None:

@@ -228,9 +228,10 @@ class TrainedFrontier:
 
     def _drawn(self) -> tuple[int, Any] | None:
         """Draw from the loader, and note where it is then; None if the epoch is over."""
-        iterator = self._iterator = self._iterator or self._begun()
+        if self._iterator is None:
+            self._iterator = self._begun()
         try:
-            batch = next(iterator)
+            batch = next(self._iterator)
         except StopIteration:
             self._check_not_empty()
             self._iterator, self._place = None, Place(self._place.epoch + 1, 0)
