@@ -484,13 +484,25 @@ def test_a_state_of_something_else_is_refused(state: Any) -> None:
 def test_a_position_of_other_workers_or_ranks_is_refused_with_the_reason() -> None:
     frontier = TrainedFrontier(torchdata(8))
     frontier.draw()
-    with pytest.raises(MismatchError, match="num_workers") as caught:
+    with pytest.raises(MismatchError, match="data/workers: saved 0, here 2") as caught:
         TrainedFrontier(torchdata(8, 2)).load_state_dict(frontier.state_dict())
     assert caught.value.kind == "data-position"
     data = list(range(8))
     two = StatefulDataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=0))
-    with pytest.raises(MismatchError, match="another number of ranks"):
+    with pytest.raises(MismatchError, match="ranks that share an epoch: saved None, here 2"):
         TrainedFrontier(two).load_state_dict(frontier.state_dict())
+
+
+def test_what_a_loader_says_of_a_position_is_passed_on() -> None:
+    frontier = TrainedFrontier(Plain(8))
+    frontier.draw()
+    state = frontier.state_dict()
+    with pytest.raises(MismatchError, match="KeyError: 'place'"):
+        TrainedFrontier(Plain(8)).load_state_dict({**state, "loader": {}})
+    shuffled = TrainedFrontier(torchdata(8))
+    shuffled.draw()
+    with pytest.raises(MismatchError, match="it has 1 generators, and 0 were saved"):
+        shuffled.load_state_dict({**state, "workers": 0})
 
 
 def test_where_a_loader_began_is_asked_before_it_is_moved_back_there() -> None:
@@ -498,7 +510,7 @@ def test_where_a_loader_began_is_asked_before_it_is_moved_back_there() -> None:
     at_start = fresh.state_dict()
     fresh.draw()
     begun.load_state_dict(fresh.state_dict())
-    with pytest.raises(MismatchError, match="where it began"):
+    with pytest.raises(MismatchError, match="where it began, here not known"):
         begun.load_state_dict(at_start)
     fresh.load_state_dict(at_start)
     assert fresh.draw()[0] == 0

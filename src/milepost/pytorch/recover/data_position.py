@@ -42,6 +42,8 @@ class Position:
     dropped: Mapping[str, int]
     shares: int | None
     """How many ranks share each epoch between them; None if each has all of it, or nobody can tell."""
+    workers: int | None
+    """How many processes load, if the loader has any: torchdata's position is one of each."""
     batches: int | None
     """How many batches an epoch has, if the loader says so."""
 
@@ -65,6 +67,7 @@ class Position:
             "open": self.open,
             "dropped": {**self.dropped},
             "shares": self.shares,
+            "workers": self.workers,
             "batches": self.batches,
         }
 
@@ -112,6 +115,7 @@ def read_position(state: Any) -> Position:
             open=_count(state["open"]),
             dropped={_text(reason): _count(count) for reason, count in state["dropped"].items()},
             shares=None if state["shares"] is None else _count(state["shares"]),
+            workers=None if state["workers"] is None else _count(state["workers"]),
             batches=None if state["batches"] is None else _count(state["batches"]),
         )
         _check_order(found)

@@ -17,7 +17,7 @@ from typing import Any
 
 from milepost.errors import MismatchError, UsageError
 from milepost.pytorch.recover.data_position import Place, Position, read_position, spans_of
-from milepost.pytorch.recover.epochs import set_epoch, shares_of
+from milepost.pytorch.recover.epochs import set_epoch, shares_of, workers_of
 from milepost.pytorch.recover.generators import Orders, at_batch, before_epoch, check_repeatable, set_before, set_now
 from milepost.records import Difference
 from milepost.state.protocol import Stateful
@@ -156,31 +156,35 @@ class TrainedFrontier:
                 open=len(self._given),
                 dropped={**self._dropped},
                 shares=shares_of(self._loader),
+                workers=workers_of(self._loader),
                 batches=_length_of(self._loader),
             ).as_state()
+
+    def state_differences(self, state: Any, /) -> list[Difference]:
+        """Return why the loader would not take a position. Raises `CorruptError` (kind ``bad-position``) for what is none."""
+        saved = read_position(state)
+        here = {"ranks that share an epoch": shares_of(self._loader), "workers": workers_of(self._loader)}
+        there = {"ranks that share an epoch": saved.shares, "workers": saved.workers}
+        names = [name for name in here if saved.begun and here[name] != there[name]]
+        return [Difference(f"data/{name}", str(there[name]), str(here[name]), "value") for name in names]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position. Batches that were given out are open no more; what was open then is given out again.
 
         Raises `CorruptError` (kind ``bad-position``) for what is none, and `MismatchError` (kind ``data-position``) for one of
-        another number of ranks, or that the loader does not take. Nothing is changed then, but for the loader in the last case.
+        another number of ranks or workers, or that the loader does not take. Nothing is changed then, but for the loader in the
+        last case.
         """
-        saved = read_position(state)
-        shares = shares_of(self._loader)
-        if saved.begun and saved.shares != shares:
-            raise MismatchError(
-                "this position is one of another number of ranks",
-                [Difference("data/shares", str(saved.shares), str(shares), "data")],
-                kind="data-position",
-                hint="milepost.pytorch.RecoverHandler leaves it out, and says so",
-            )
+        saved, differences = read_position(state), self.state_differences(state)
+        if differences:
+            raise _not_taken(*differences)
         with self._drawing, self._lock:
             self._go_to(saved)
 
     def _go_to(self, saved: Position) -> None:
         before = Drawn(saved.place, saved.loader, saved.orders) if saved.begun else self._first
         if before is None and self._before is not None:
-            raise _not_taken("where it began is not known, and it has been moved")
+            raise _not_taken(Difference("data/loader", "where it began", "not known, and it has been moved", "value"))
         # A loader draws from torch's generator when it begins. It begins here, and not at the next draw: the generators are
         # loaded after this, and are then those of a run that was never interrupted.
         iterator = None if before is None else self._begun_at(before)
@@ -205,7 +209,7 @@ class TrainedFrontier:
         except Exception as error:
             # Whatever a loader raises: torchdata asserts, others look up keys.
             self._iterator = None
-            raise _not_taken(f"{type(error).__name__}: {error}") from error
+            raise _not_taken(Difference("data/loader", "a position", f"{type(error).__name__}: {error}", "value")) from error
         self._orders = at.orders
         return iterator
 
@@ -311,10 +315,10 @@ class TrainedFrontier:
             self._frontier += 1
 
 
-def _not_taken(why: str) -> MismatchError:
+def _not_taken(*differences: Difference) -> MismatchError:
     return MismatchError(
         "the loader does not take the position that was saved",
-        [Difference("data/loader", "a position", why, "data")],
+        differences,
         kind="data-position",
         hint="give it the dataset, samplers and num_workers with which it was saved, or leave the position out",
     )

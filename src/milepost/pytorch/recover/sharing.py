@@ -64,8 +64,8 @@ def _from_the_epoch(positions: Sequence[Position], ranks: int, kept: str) -> Res
     for one in positions:
         dropped.update(one.dropped)
     start = max(_behind(one) for one in positions)
-    state = Position(start, Place(epoch, 0), None, Orders(), False, (), 0, {}, None, None)
-    first = Position(start, Place(epoch, 0), None, Orders(), False, (), 0, dropped, None, None)
+    state = Position(start, Place(epoch, 0), None, Orders(), False, (), 0, {}, None, None, None)
+    first = Position(start, Place(epoch, 0), None, Orders(), False, (), 0, dropped, None, None, None)
     again = f"{kept}, which share each epoch: epoch {epoch} begins anew, and some of it is trained twice"
     return Reshared((first.as_state(), *(state.as_state() for _ in range(ranks - 1))), (again,))
 
