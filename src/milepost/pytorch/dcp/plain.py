@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from milepost.errors import UsageError
+from milepost.pytorch.dcp.copies import CopiesPlanner
 from milepost.pytorch.dcp.nodes import is_plain
 from milepost.records import LeafRecord, Node
 from milepost.state.filling import LeafSource
@@ -38,6 +39,8 @@ class GivesValues(Protocol):
 def is_untouched(planner: SavePlanner) -> bool:
     """Return whether the planner gives what stands in the state dict, and as it stands there."""
     kind = type(planner)
+    if kind is CopiesPlanner:
+        return True  # its copies are what stands there
     same = ("resolve_data", "transform_object", "lookup_object")
     return isinstance(planner, DefaultSavePlanner) and all(getattr(kind, n) is getattr(DefaultSavePlanner, n) for n in same)
 
