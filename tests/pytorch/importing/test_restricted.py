@@ -154,7 +154,8 @@ def test_one_that_is_trusted_runs(reader: Callable[..., Any], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "function", [eval, exec, __import__, getattr, type, open, print, list, range, map, np.load, np.fromfile, torch.load, bytes.fromhex]
+    "function",
+    [eval, exec, __import__, getattr, type, open, print, list, range, map, np.load, np.fromfile, torch.load, bytes.fromhex],
 )
 def test_no_function_that_is_not_on_the_list_is_called(function: Callable[..., Any]) -> None:
     with pytest.raises(UsageError) as caught:

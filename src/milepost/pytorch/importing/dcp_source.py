@@ -2,7 +2,8 @@
 
 What DCP says of itself is a pickle, ``.metadata``, that names files, offsets and sizes. Nothing of it is believed: no name
 leads out of the directory, no range beyond its file, the ranges in a file are no more than the file, and the chunks of a
-tensor are all of it, once. DCP keeps no digests: that the bytes in a range are those that were saved nobody can tell.
+tensor are all of it, once. DCP keeps no digests; but ``torch.save``, with which it writes each tensor, keeps a CRC-32 of it, which
+neither of them compares. Here it is compared.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import io
 import json
 import math
 import os
+import zipfile
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +23,7 @@ import torch
 
 from milepost.errors import CorruptError, MilepostError, UsageError
 from milepost.pytorch.importing.base import damaged, is_plain_file, open_within, read_whole, size_of
-from milepost.pytorch.importing.restricted import Record, read_pickle, read_torch
+from milepost.pytorch.importing.restricted import Record, check_archive, read_pickle, read_torch
 from milepost.pytorch.leaves import TensorKind
 from milepost.pytorch.shards import is_within
 
@@ -88,6 +90,8 @@ class DcpSource:
     """Where in the state dict each of them stood, as far as the writer said."""
     ranks: int
     """How many ranks have written it, as far as the names of files say."""
+    unchecked: set[str] = field(default_factory=set)
+    """What was read, and has no checksum."""
 
 
 def is_dcp(path: Path) -> bool:
@@ -126,6 +130,7 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
     tensor, span = source.tensors[fqn], chunk.span
     with open_within(source.directory, span.file) as file:
         if span.is_raw:
+            source.unchecked.add(fqn)
             found = torch.empty(chunk.sizes, dtype=tensor.dtype)
             memory = _TENSORS.memory(found)
             file.seek(span.start)
@@ -133,7 +138,8 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
                 raise damaged("a file has become shorter", source.directory, file=span.file)
             return found
         with View(file, span.start, span.length) as view:
-            value = read_torch(view, source.directory / span.file, trust=False, what=f"{fqn!r}", size_bytes=span.length)
+            _compare(source, fqn, view)
+            value = _tensor_there(source, fqn, view, span)
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         raise damaged("what is said to be a tensor is none", source.directory, name=fqn)
     if value.dtype != tensor.dtype or tuple(value.shape) != chunk.sizes:
@@ -141,11 +147,36 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
     return value.detach()
 
 
+def _tensor_there(source: DcpSource, fqn: str, view: View, span: Span) -> Any:
+    try:
+        return read_torch(view, source.directory / span.file, trust=False, what=fqn, size_bytes=span.length)
+    except UsageError as error:  # a tensor is never more than data, whomever one trusts
+        raise damaged("what is said to be a tensor is none", source.directory, name=fqn) from error
+
+
 def read_value(source: DcpSource, fqn: str, *, trust: bool) -> Any:
     """Return a value that is no tensor. Raises `UsageError` (kind ``pickle-not-trusted``), `CorruptError`."""
     span = source.values[fqn]
     with open_within(source.directory, span.file) as file, View(file, span.start, span.length) as view:
+        _compare(source, fqn, view)
         return read_torch(view, source.directory / span.file, trust=trust, what=f"the value {fqn!r}", size_bytes=span.length)
+
+
+def _compare(source: DcpSource, fqn: str, view: View) -> None:
+    """Compare what ``torch.save`` has written with its checksums. Raises `CorruptError`."""
+    path = source.directory / source.values[fqn].file if fqn in source.values else source.directory
+    view.seek(0, io.SEEK_END)
+    check_archive(view, path, view.tell())
+    try:
+        with zipfile.ZipFile(view) as archive:
+            bad = archive.testzip()
+            has_sums = any(entry.CRC for entry in archive.infolist())
+    except Exception as error:  # zipfile raises whatever it comes across in bytes that are bent
+        raise damaged("the archive of a tensor or value is bent", path, name=fqn, because=type(error).__name__) from error
+    if not has_sums:
+        source.unchecked.add(fqn)
+    elif bad is not None:
+        raise damaged("bytes are not those that were written", path, name=fqn, record=bad)
 
 
 class View(io.BufferedReader):
