@@ -33,6 +33,17 @@ def read_saved(data: bytes, *, trust: bool = False) -> Any:
     return read_torch(io.BytesIO(data), HERE, trust=trust, what="the state", size_bytes=len(data))
 
 
+REFUSALS = ("damaged-source", "pickle-not-trusted")
+
+
+def kind_of_refusal(reader: Callable[[bytes], Any], data: bytes) -> str | None:
+    try:
+        reader(data)
+    except MilepostError as error:
+        return error.kind
+    return None
+
+
 def saved(value: object) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
@@ -187,12 +198,11 @@ BOMBS: dict[str, bytes] = {
 def test_a_pickle_takes_no_more_memory_than_it_has_bytes(name: str) -> None:
     tracemalloc.start()
     try:
-        read(BOMBS[name])
-    except MilepostError as error:
-        assert error.kind in ("damaged-source", "pickle-not-trusted")
-    finally:
+        kind = kind_of_refusal(read, BOMBS[name])
         _, most = tracemalloc.get_traced_memory()
+    finally:
         tracemalloc.stop()
+    assert kind in (None, *REFUSALS)
     assert most < 1 << 20
 
 
@@ -253,7 +263,4 @@ def test_whatever_changes_in_a_pickle_it_is_read_or_refused(data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 4))):
         bent[data.draw(st.integers(0, len(bent) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(bent)) | st.just(len(bent)))
-    try:
-        reader(bytes(bent[:cut]))
-    except MilepostError as error:
-        assert error.kind in ("damaged-source", "pickle-not-trusted")
+    assert kind_of_refusal(reader, bytes(bent[:cut])) in (None, *REFUSALS)

@@ -2,8 +2,8 @@
 
 What DCP says of itself is a pickle, ``.metadata``, that names files, offsets and sizes. Nothing of it is believed: no name
 leads out of the directory, no range beyond its file, the ranges in a file are no more than the file, and the chunks of a
-tensor are all of it, once. DCP keeps no digests; but ``torch.save``, with which it writes each tensor, keeps a CRC-32 of it, which
-neither of them compares. Here it is compared.
+tensor are all of it, once. DCP keeps no digests; but ``torch.save``, with which it writes each tensor, keeps a CRC-32 of it.
+Neither of them compares it; here it is compared.
 """
 
 from __future__ import annotations
