@@ -12,8 +12,7 @@ import milepost
 from milepost.encode.digest import sha256
 from milepost.errors import StoreError
 from milepost.publish import layout
-from milepost.publish.hints import read_latest, read_progress
-from milepost.publish.pointer import is_foreign
+from milepost.publish.hints import is_foreign, read_latest, read_progress
 from milepost.store.base import Store
 from milepost.testing.faults import FaultStore, Killed
 from tests.publish.world import World
@@ -131,8 +130,29 @@ def test_a_damaged_hint_of_our_own_is_not_taken_for_somebody_elses(world: World)
     world.open().save(1)
     for name in (layout.LATEST, layout.PROGRESS):
         data = world.plain().read(name)
-        for at in range(0, len(data), 7):
-            damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-            is_ours = not is_foreign(damaged)
-            field = b"manifest_digest" if name == layout.LATEST else b"written_at"
-            assert is_ours or field not in damaged
+        flipped = [data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :] for at in range(len(data))]
+        assert not any(is_foreign(damaged) for damaged in flipped)
+        assert not any(is_foreign(data[:at]) for at in range(60, len(data)))
+
+
+def test_a_link_under_a_hints_name_is_set_aside_too(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "checkpoint_7").mkdir()
+    (root / "LATEST").symlink_to("checkpoint_7")
+    milepost.save(root, {"w": np.zeros(3)}, step=1)
+    assert os.readlink(root / "LATEST.before-t1") == "checkpoint_7"
+    assert not (root / "LATEST").is_symlink()
+    assert milepost.verify(root).ok
+
+
+def test_it_is_set_aside_in_a_signed_run_too(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "LATEST").write_bytes(THEIRS)
+    milepost.save(root, {"w": np.zeros(3)}, step=1, key_file=key)
+    assert (root / "LATEST.before-t1").read_bytes() == THEIRS
+    assert b"hmac" in (root / "LATEST").read_bytes()

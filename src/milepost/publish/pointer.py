@@ -14,6 +14,7 @@ from milepost.encode.digest import sha256
 from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.generation import Chain
+from milepost.publish.hints import is_foreign
 from milepost.publish.manifest import encode
 from milepost.records import Latest, Progress, Summary
 from milepost.store.base import Store
@@ -81,11 +82,3 @@ def set_aside_foreign(store: Store, name: str, label: str) -> str | None:
         root=store.url,
         name=name,
     )
-
-
-def is_foreign(data: bytes) -> bool:
-    """Return whether a file under a hint's name was written by somebody else.
-
-    Milepost's own has one of two fields, damaged or not; a power cut leaves an empty file, or zeros.
-    """
-    return bool(data.strip(b"\0 \t\r\n")) and b'"manifest_digest"' not in data and b'"written_at"' not in data

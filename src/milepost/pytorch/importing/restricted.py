@@ -33,7 +33,7 @@ _ARRAY_DTYPE = re.compile(r"[biufcSUmM?][0-9]{0,9}\Z", re.ASCII)
 _DATE_UNIT = re.compile(r"[a-zA-Z]{1,7}\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Record:
     """Be an object of a class that is on a list: its name, and the fields it was given. Nothing of that class is run."""
 
