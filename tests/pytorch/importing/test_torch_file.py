@@ -34,7 +34,7 @@ def trainee(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.op
 def train(net: Any, optimizer: Any, scheduler: Any, steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
-        net(torch.randn(16, 4) * float(np.random.rand()) + random.random()).pow(2).mean().backward()  # noqa: S311
+        net(torch.randn(16, 4) * float(np.random.rand()) + random.random()).pow(2).mean().backward()
         optimizer.step()
         scheduler.step()
 
@@ -73,7 +73,9 @@ def bits(*objects: Any) -> list[Any]:
     for value in objects:
         state = value.state_dict() if hasattr(value, "state_dict") else value
         if isinstance(state, torch.Tensor):
-            found.append((str(state.dtype), tuple(state.shape), state.detach().reshape(-1).contiguous().view(torch.uint8).tolist()))
+            found.append(
+                (str(state.dtype), tuple(state.shape), state.detach().reshape(-1).contiguous().view(torch.uint8).tolist())
+            )
         elif isinstance(state, dict):
             found += [(key, bits(item)) for key, item in state.items()]
         elif isinstance(state, list | tuple):
@@ -202,7 +204,7 @@ def test_a_key_is_the_component_that_it_is_said_to_be(saved: Path, tmp_path: Pat
     came = bring(saved, tmp_path / "run", components={"model_state_dict": "actor/policy", "best_loss": "evaluation"})
     assert {"actor/policy", "evaluation"} <= set(came.components)
     assert "policy" not in came.components
-    with pytest.raises(UsageError, match="no such key.*the keys are|no such key") as found:
+    with pytest.raises(UsageError, match="no such key") as found:
         bring(saved, tmp_path / "other", components={"modle": "policy"})
     assert "model_state_dict" in str(found.value)
     with pytest.raises(UsageError, match="not a component's name"):

@@ -24,7 +24,7 @@ from milepost.adapters.sb3.zipped import SavedModel, is_model, read_model
 from milepost.engine.oneshot import take_in
 from milepost.engine.session import Order
 from milepost.envs.capture import capture_layer
-from milepost.envs.plain import Recorder, same
+from milepost.envs.plain import Recorder
 from milepost.errors import MilepostError, UsageError
 from milepost.pytorch.importing.base import Imported, Options, check_target, damaged
 from milepost.pytorch.importing.given import Given
@@ -172,16 +172,9 @@ class _Brought:
             if layer is not None:
                 taken = self._recorded(NORMALIZER, lambda recorder: [capture_layer(layer, recorder, "VecNormalize")])
                 self.state[NORMALIZER] = Given(taken)
-        elif self._was_normalized():
+        elif REPLAY not in self.state and "_last_original_obs" in self.model.pickled:
+            # Learning on policy, only a normalizer has two observations for one. Off policy there are always two.
             self._miss(NORMALIZER, "no statistics lie beside the model, whose observations were normalized: they begin anew")
-
-    def _was_normalized(self) -> bool:
-        """Return whether what the model saw last was not what its environment had shown."""
-        names = ("_last_obs", "_last_original_obs")
-        if not self.model.pickled.keys() >= set(names):
-            return False
-        seen, shown = (self.model.value(name, self.path) for name in names)
-        return not same(seen, shown)
 
     def absent(self) -> None:
         """Say of each other component of a run why it is not there."""

@@ -58,6 +58,11 @@ class TorchFiles:
         return Imported(self.name, root, run_id, number, step, tuple(found.state), tuple(left_out))
 
 
+def is_torchs(head: bytes) -> bool:
+    """Return whether a file that begins so may be one of torch's."""
+    return head.startswith((_ZIP, _LEGACY))
+
+
 def _read(file: BinaryIO, path: Path, options: Options) -> tuple[list[str], Any]:
     size_bytes, is_archive = size_of(file), file.read(len(_ZIP)) == _ZIP
     left_out = []
