@@ -35,7 +35,8 @@ from milepost.pytorch.importing.base import (
     size_of,
 )
 from milepost.pytorch.importing.dcp_directory import Key, add, verification
-from milepost.pytorch.importing.dcp_source import DcpSource, read_source
+from milepost.pytorch.importing.dcp_source import read_source
+from milepost.pytorch.importing.dcp_spans import DcpSource
 from milepost.pytorch.importing.publishing import Content, publish
 from milepost.pytorch.importing.restricted import read_pickle, read_torch
 from milepost.pytorch.recover.payload import DATA, LR_SCHEDULER, MODEL, OPTIM, RECOVER, check_engines, components_of, progress_of

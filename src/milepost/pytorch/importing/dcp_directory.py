@@ -11,7 +11,8 @@ from pathlib import Path
 from milepost.errors import UsageError
 from milepost.pytorch.dcp.naming import checked, component_of
 from milepost.pytorch.importing.base import Imported, Options, check_target
-from milepost.pytorch.importing.dcp_source import DcpSource, is_dcp, read_chunk, read_source, read_value
+from milepost.pytorch.importing.dcp_source import is_dcp, read_chunk, read_source, read_value
+from milepost.pytorch.importing.dcp_spans import DcpSource
 from milepost.pytorch.importing.publishing import Content, Piece, publish
 
 Key = tuple[str | int, ...]
