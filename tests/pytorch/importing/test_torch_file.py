@@ -344,8 +344,11 @@ def test_a_root_with_generations_is_refused_unless_one_is_to_be_added(saved: Pat
     bring(saved, tmp_path / "run")
     with pytest.raises(UsageError, match="there is a run"):
         bring(saved, tmp_path / "run")
-    assert bring(saved, tmp_path / "run", add=True, step=6).generation == 2
-    assert [milepost.load(tmp_path / "run", parts=["counters"], which=number) for number in (1, 2)]
+    for number in range(2, 12):
+        milepost.save(tmp_path / "run", {"counters": {"step": number}}, step=number, keep=milepost.Keep(last=100))
+    assert bring(saved, tmp_path / "run", add=True, step=6).generation == 12
+    there = [milepost.load(tmp_path / "run", parts=["counters"], which=number) for number in range(1, 13)]
+    assert len(there) == 12, "what was there stays"
 
 
 def test_a_dry_run_says_what_would_come_and_writes_nothing(saved: Path, tmp_path: Path) -> None:
