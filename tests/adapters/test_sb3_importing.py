@@ -235,6 +235,26 @@ def test_files_of_other_names_belong_to_a_model_when_that_is_said(tmp_path: Path
     assert resumed("SAC", tmp_path / "bare", total=50)[1]["replay"]["pos"] == 0
 
 
+def test_noise_that_depends_on_what_was_learned_is_drawn_again_from_that(tmp_path: Path) -> None:
+    model = MODELS["SAC, gSDE"](0)
+    model.learn(30, log_interval=None)
+    with torch.no_grad():
+        model.actor.log_std.fill_(-30)
+    model.save(tmp_path / "still.zip")
+    bring(tmp_path / "still.zip", tmp_path / "run")
+    seen = []
+
+    class Noise(BaseCallback):
+        def _on_rollout_start(self) -> None:
+            seen.append(self.model.policy.actor.action_dist.exploration_mat.abs().max().item())  # type: ignore[union-attr]
+
+        def _on_step(self) -> bool:
+            return True
+
+    MODELS["SAC, gSDE"](1).learn(40, callback=[Noise(), Checkpointing(tmp_path / "run")], log_interval=None)
+    assert seen[0] < 1e-9, "that of the fresh model is near 1"
+
+
 def test_a_run_whose_observations_were_normalized_says_so_where_the_statistics_are_missing(tmp_path: Path) -> None:
     path = save_by_callback("PPO, normalized", tmp_path)
     (tmp_path / "rl_model_vecnormalize_70_steps.pkl").unlink()

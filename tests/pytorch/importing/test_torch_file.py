@@ -22,6 +22,7 @@ from milepost.pytorch.importing.torch_file import TorchFiles
 from milepost.pytorch.importing.usual_keys import component_of, sort_out
 
 KIND = TorchFiles()
+WEIGHTS = {"w": torch.ones(1)}
 
 
 def trainee(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
@@ -170,17 +171,20 @@ def test_lightnings_checkpoints_come_with_their_optimizer_as_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("key", "value", "component"),
     [
-        ("model_state_dict", {}, "policy"),
-        ("state_dict", {}, "policy"),
-        ("model", {}, "policy"),
-        ("Actor", {}, "policy"),
-        ("policy", {}, "policy"),
-        ("q_network", {}, "policy"),
-        ("critic_state_dict", {}, "value"),
-        ("value", {}, "value"),
+        ("model_state_dict", WEIGHTS, "policy"),
+        ("state_dict", WEIGHTS, "policy"),
+        ("model", {"layers": WEIGHTS}, "policy"),
+        ("model", {"layers": 3}, "extra"),
+        ("Actor", WEIGHTS, "policy"),
+        ("policy", WEIGHTS, "policy"),
+        ("q_network", WEIGHTS, "policy"),
+        ("critic_state_dict", WEIGHTS, "value"),
+        ("value", WEIGHTS, "value"),
         ("value", 3.0, "extra"),
-        ("target_net", {}, "target"),
-        ("critic_target", {}, "target"),
+        ("target_net", WEIGHTS, "target"),
+        ("critic_target", WEIGHTS, "target"),
+        ("target_kl", 0.1, "extra"),
+        ("random_crop", True, "rng"),
         ("optim", {"state": {}, "param_groups": []}, "optimizer"),
         ("critic_optimizer", {"state": {}, "param_groups": []}, "optimizer"),
         ("optimizer", "adam", "extra"),
@@ -216,8 +220,9 @@ def test_a_key_is_the_component_that_it_is_said_to_be(saved: Path, tmp_path: Pat
 
 def test_two_networks_and_two_optimizers_are_one_component_each_by_their_keys() -> None:
     optimizer = {"state": {}, "param_groups": []}
-    found = sort_out({"qf1": {"w": 1}, "qf2": {"w": 2}, "actor_optimizer": optimizer, "q_optimizer": optimizer}, {})
-    assert {key: value.state for key, value in found.state["value"].items()} == {"qf1": {"w": 1}, "qf2": {"w": 2}}
+    weights = [{"w": torch.ones(1)}, {"w": torch.zeros(1)}]
+    found = sort_out({"qf1": weights[0], "qf2": weights[1], "actor_optimizer": optimizer, "q_optimizer": optimizer}, {})
+    assert {key: value.state for key, value in found.state["value"].items()} == {"qf1": weights[0], "qf2": weights[1]}
     assert list(found.state["optimizer"]) == ["actor_optimizer", "q_optimizer"]
 
 
@@ -339,8 +344,11 @@ def test_a_root_with_generations_is_refused_unless_one_is_to_be_added(saved: Pat
     bring(saved, tmp_path / "run")
     with pytest.raises(UsageError, match="there is a run"):
         bring(saved, tmp_path / "run")
-    assert bring(saved, tmp_path / "run", add=True, step=6).generation == 2
-    assert [milepost.load(tmp_path / "run", parts=["counters"], which=number) for number in (1, 2)]
+    for number in range(2, 12):
+        milepost.save(tmp_path / "run", {"counters": {"step": number}}, step=number, keep=milepost.Keep(last=100))
+    assert bring(saved, tmp_path / "run", add=True, step=6).generation == 12
+    there = [milepost.load(tmp_path / "run", parts=["counters"], which=number) for number in range(1, 13)]
+    assert len(there) == 12, "what was there stays"
 
 
 def test_a_dry_run_says_what_would_come_and_writes_nothing(saved: Path, tmp_path: Path) -> None:
@@ -354,6 +362,26 @@ def test_other_files_are_not_taken_for_torchs(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("data", "{}")
     (tmp_path / "b.pt").write_bytes(b"PK")
-    (tmp_path / "link.pt").symlink_to(tmp_path / "b.pt")
+    (tmp_path / "link.pt").symlink_to(tmp_path / "none.pt")
     for path in (tmp_path, tmp_path / "a.zip", tmp_path / "b.pt", tmp_path / "link.pt", tmp_path / "none.pt"):
         assert not KIND.recognise(path)
+
+
+def test_a_link_to_the_newest_file_is_followed(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").symlink_to(saved)
+    assert bring(tmp_path / "last.ckpt", tmp_path / "run").step == 5
+
+
+def test_a_value_of_no_usual_shape_comes_as_it_is(tmp_path: Path) -> None:
+    torch.save([torch.arange(3), "text", (1, 2.5)], tmp_path / "x.pt")
+    assert bring(tmp_path / "x.pt", tmp_path / "run").components == ("extra",)
+    loaded: Any = milepost.load(tmp_path / "run")
+    assert (loaded[0].tolist(), loaded[1:]) == ([0, 1, 2], ["text", (1, 2.5)])
+
+
+def test_what_is_called_a_generator_and_is_none_is_kept_as_it_is() -> None:
+    found = sort_out(
+        {"random_crop": True, "rng_state": torch.zeros(5, dtype=torch.uint8), "rng": {"torch": torch.get_rng_state()}}, {}
+    )
+    assert list(found.state["rng"].state["process"]) == ["torch"]
+    assert list(found.state["extra"]) == ["random_crop", "rng_state"]

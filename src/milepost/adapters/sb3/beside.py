@@ -6,6 +6,7 @@ infos, classes of one's own), a pickle is run if it is trusted.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,12 +52,13 @@ _INERT = frozenset(
 def find_beside(path: Path, components: Mapping[str, str]) -> dict[str, Path]:
     """Return the files that belong to a model, by component: those named in ``components``, else those of the usual names."""
     found: dict[str, Path] = {}
-    usual = re.fullmatch(r"(.*)_(\d+)_steps", path.stem)
+    real = Path(os.path.realpath(path))
+    usual = re.fullmatch(r"(.*)_(\d+)_steps", real.stem)
     for component, shown in _SHOWN.items():
         named = [name for name, chosen in components.items() if chosen == component]
         if named:
             found[component] = path.parent / named[-1]
-        elif usual and is_plain_file(there := path.with_name(f"{usual[1]}_{shown}_{usual[2]}_steps.pkl")):
+        elif usual and is_plain_file(there := real.with_name(f"{usual[1]}_{shown}_{usual[2]}_steps.pkl")):
             found[component] = there
     return found
 

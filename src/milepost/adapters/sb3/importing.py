@@ -29,6 +29,7 @@ from milepost.errors import MilepostError, UsageError
 from milepost.pytorch.importing.base import Imported, Options, check_target, damaged
 from milepost.pytorch.importing.given import Given
 from milepost.records import Exactness
+from milepost.text import plain
 
 _COUNTERS = (
     "_num_timesteps_at_start",
@@ -107,7 +108,7 @@ class _Brought:
         self.state["policy"] = {**{name: Given(weights) for name, weights in self.model.modules.items()}, **own}
         self.state["optimizer"] = {name: Given(found) for name, found in self.model.optimizers.items()}
         for name in self.model.strange:
-            self.left_out.append(f"{name[:200]}: Stable-Baselines3 writes no such entry")
+            self.left_out.append(plain(f"{name[:200]}: Stable-Baselines3 writes no such entry"))
 
     def counters(self, algorithm: str, steps: int) -> None:
         """Bring what the model counts. Its settings are the script's to say."""
@@ -199,7 +200,7 @@ class _Brought:
             if error.kind != "pickle-not-trusted":
                 raise
             what = "is a pickle that makes more than data: --trust-pickle reads it, if you trust whoever wrote it"
-            self._miss(name, f"{beside.name} {what} ({error.facts.get('calls')})")
+            self._miss(name, plain(f"{beside.name} {what} ({error.facts.get('calls')})"))
             return None
 
     def _recorded(self, name: str, capture: Any) -> Any:

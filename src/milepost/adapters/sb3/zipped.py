@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from base64 import b64decode
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class SavedModel:
 
 def is_model(path: Path) -> bool:
     """Return whether a model of Stable-Baselines3 seems to lie there, whole or not."""
+    path = Path(os.path.realpath(path))
     if not is_plain_file(path):
         return False
     try:
@@ -141,8 +143,8 @@ def _learned(entries: dict[str, bytes], path: Path) -> tuple[dict[str, Any], dic
         if not is_torchs(data):
             raise damaged("an entry is nothing that torch has written", path, entry=entry[:200])
         value = read_torch(io.BytesIO(data), path, trust=False, what=f"entry {entry}", size_bytes=len(data))
-        if name in _VARIABLES:
-            tensors |= value or {}
+        if name in _VARIABLES and isinstance(value, dict):
+            tensors |= value
         elif isinstance(value, dict) and value.keys() >= {"state", "param_groups"}:
             optimizers[name] = value
         else:

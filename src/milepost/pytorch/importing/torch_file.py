@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +28,7 @@ class TorchFiles:
 
     def recognise(self, path: Path) -> bool:
         """Return whether such a file lies there, whole or not."""
+        path = Path(os.path.realpath(path))
         if not is_plain_file(path):
             return False
         try:
