@@ -6,7 +6,6 @@ import getpass
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Literal, NoReturn, Self
 
 import torch.distributed as dist
@@ -24,19 +23,21 @@ from milepost.publish.view import read
 from milepost.pytorch import dcp
 from milepost.pytorch.dcp.holding import Holding, Load, hold_root, note_half, note_load
 from milepost.pytorch.export.naming import trial_directory
+from milepost.pytorch.importing.areal import import_areal_in_place
 from milepost.pytorch.recover import payload
 from milepost.pytorch.recover.agreeing import TRAIN, Verdict
 from milepost.pytorch.recover.beside import Beside, Part
 from milepost.pytorch.recover.capturing import capture
 from milepost.pytorch.recover.ending import Ending
 from milepost.pytorch.recover.engines import SaveMode, TrainEngine
-from milepost.pytorch.recover.flight import Flight
 from milepost.pytorch.recover.groups import Groups, make_groups
 from milepost.pytorch.recover.inference import Inference
 from milepost.pytorch.recover.info import RecoverInfo
 from milepost.pytorch.recover.loading import Loading
 from milepost.pytorch.recover.modes import mode_of
 from milepost.pytorch.recover.reading import Choosing
+from milepost.pytorch.recover.saving import Saving, Task
+from milepost.pytorch.recover.seen import check_seen
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
@@ -96,7 +97,7 @@ class RecoverHandler:
         self._ending = Ending(self._clock, self._store.url, stop=stop, grace=grace)
         self._made: Groups | None = None
         self._rng = Rng()
-        self._flight: Flight | None = None
+        self._saving = Saving(save_mode, staging_bytes)
         self._state: Literal["new", "ready", "half", "closed"] = "new"
         """What may be done: ``new``: nothing was loaded yet, ``half``: a load has failed half-way."""
 
@@ -119,10 +120,10 @@ class RecoverHandler:
         payload.check_engines(engines)
         beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
         groups = self._begun
-        groups.ranks.together(self._settle)
-        groups.ranks.together(self._claim)
+        groups.ranks.together(self._saving.settle)
+        groups.ranks.together(self._start_anew if which == "never" else self._claim_or_import)
         if which == "never":
-            self._start_anew()
+            self._state = "ready"
             self._train_on(None)
             return None
         choosing = Choosing(self._store, groups.ranks, self._keep, self._trust_pickle, self._ending.loading)
@@ -166,10 +167,9 @@ class RecoverHandler:
         self._check_open()
         if not self._on:
             return False
-        ranks, flight = self._begun.ranks, self._flight
+        ranks = self._begun.ranks
         why = "forced" if force else self._ticks.due(_TICKS, step)
-        has_failed = flight is not None and flight.is_over and flight.failure is not None
-        due, failed, verdict = self._ending.at(step.global_step, is_due=why is not None, has_failed=has_failed)
+        due, failed, verdict = self._ending.at(step.global_step, is_due=why is not None, has_failed=self._saving.has_failed)
         if failed or due or verdict != TRAIN:
             self._settle_together(verdict)
         if not due and verdict == TRAIN:
@@ -180,33 +180,31 @@ class RecoverHandler:
         try:
             self._ticks.exported(_TICKS, step)
             state = ranks.together(self._captured, engines, step, beside)
+            self._state = "ready"
             reason = " and ".join(filter(None, (why, verdict.why)))
             writer = ranks.together(self._writer, engines, step, metrics or {}, reason)
-            self._save(state, step, writer, verdict)
+            with self._ending.saving(step.global_step, verdict) as timed:
+                self._saving.save(self._groups, Task(engines, state, writer, timed, self._published))
         except BaseException:
             self._ticks.load_state_dict(before)
             raise
         if verdict.leaves:
+            ranks.together(self._saving.settle)
             self._leave(verdict, step.global_step)
         return True
 
     def _settle_together(self, verdict: Verdict) -> None:
         """Wait on all ranks for the save before, and raise on all what it failed with. It is no reason to make no last one."""
         try:
-            self._groups.ranks.together(self._settle)
+            self._groups.ranks.together(self._saving.settle)
         except SaveFailed as error:
             self._ending.not_saved()
             if not verdict.leaves:
                 raise
             log.error("[recover] the save before the last one failed: %s", error)
 
-    def _save(self, state: dict[str, Any], step: StepInfo, writer: dcp.RunWriter, verdict: Verdict) -> None:
-        with self._ending.saving(step.global_step, verdict) as timed:
-            flight = self._flight = Flight(step.global_step, lambda free: self._write(state, writer, timed))
-            flight.join()
-            self._flight = None
-            if flight.failure is not None:
-                raise flight.failure
+    def _published(self, saved: dcp.Saved) -> None:
+        self._ending.published(saved.run_id, saved.number)
 
     def _leave(self, verdict: Verdict, step: int) -> NoReturn:
         """Give the root up, and end this process: on all ranks, when all is durable."""
@@ -218,6 +216,7 @@ class RecoverHandler:
 
     def _captured(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside) -> dict[str, Any]:
         self._check_may_save()
+        check_seen(step, {"saver": beside.saver, "evaluator": beside.evaluator})
         return capture(engines, step, beside, self._rng, self._groups.ranks.rank, handler=self._ticks.state_dict())
 
     def _writer(
@@ -236,13 +235,6 @@ class RecoverHandler:
             take_over=self._guard[1],
         )
 
-    def _write(self, state: dict[str, Any], writer: dcp.RunWriter, timed: AbstractContextManager[None]) -> dcp.Saved:
-        groups = self._groups
-        with timed:
-            saved = dcp.save(state, writer, process_group=groups.beside, no_dist=groups.ranks.count == 1)
-        self._ending.published(saved.run_id, saved.number)
-        return saved
-
     def _claim(self) -> Holding | None:
         return hold_root(self._store, self._keep, *self._guard) if self._groups.ranks.is_first else None
 
@@ -256,14 +248,16 @@ class RecoverHandler:
         holding = self._claim()
         if holding is not None:
             note_load(self._store.url, Load(holding.session.run_id, 0))
-        self._state = "ready"
 
-    def _settle(self) -> None:
-        """Wait for the save before, and raise what it failed with, once."""
-        flight, self._flight = self._flight, None
-        failure = flight.failed() if flight is not None else None
-        if failure is not None:
-            raise failure
+    def _claim_or_import(self) -> None:
+        """Claim the root; where a trial of AReaL's lies in it, and none of milepost's, that becomes the first generation."""
+        if not self._groups.ranks.is_first:
+            return
+        self._claim()
+        found = import_areal_in_place(self.root, key_file=self._key_file, trust_pickle=self._trust_pickle)
+        if found is not None:
+            left = "; ".join(found.left_out)
+            log.warning("[recover] imported AReaL's checkpoint of step %d, whose files stay: %s", found.step, left)
 
     def _check_open(self) -> None:
         if self._state == "closed":
@@ -304,14 +298,14 @@ class RecoverHandler:
         """Wait until what is under way is durable. Raises `SaveFailed` if it failed: on all ranks, so all of them call."""
         self._check_open()
         if self._on:
-            self._groups.ranks.together(self._settle)
+            self._groups.ranks.together(self._saving.settle)
 
     def close(self) -> None:
         """Wait for what is under way, on this rank alone, and give the run root up; raises `SaveFailed`."""
         if self._state == "closed":
             return
         try:
-            self._settle()
+            self._saving.settle()
         finally:
             self._state = "closed"
             self._ending.close()
@@ -319,6 +313,7 @@ class RecoverHandler:
                 if self._made.ranks.is_first:
                     dcp.give_up(self._store)
                 self._made.close()
+            self._saving.close()
 
     def __enter__(self) -> Self:
         return self
@@ -331,6 +326,11 @@ class RecoverHandler:
                 raise
             # The error that ends training is the one that counts.
             log.error("[recover] %s", failure)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Return how much host memory is kept for copies on this rank."""
+        return self._saving.staged_bytes
 
     @property
     def newest(self) -> Summary | None:
