@@ -11,6 +11,10 @@ import milepost
 from tests.pytorch.recover.launched import AGENT, ROOT, ends_of, ran, resumed
 from tests.pytorch.recover.trained import POINTS, STEPS
 
+FIRST = ("claim", "publish", "retire")
+"""What only rank 0 does."""
+OFTEN = ("exchange", "stage", "plan", "write", "blob")
+"""What a rank does at each dump, or each save."""
 AT_ONCE = 10
 """How many orders a run gets. Not each of them comes to pass: a point may never be reached again."""
 
@@ -25,7 +29,9 @@ def _order(chance: random.Random) -> dict[str, Any]:
     if chance.random() < 0.2:
         return {"rank": rank, "point": "step", "nth": chance.randrange(STEPS), "does": does}
     point, when = chance.choice(sorted(POINTS)), chance.choice(("before", "after"))
-    return {"rank": rank, "point": point, "when": when, "nth": chance.randint(1, 3), "does": does}
+    rank = 0 if point in FIRST else rank
+    nth = chance.choice((1, 1, 2, 3)) if point in OFTEN else 1
+    return {"rank": rank, "point": point, "when": when, "nth": nth, "does": does}
 
 
 def struck(place: Path, strikes: int, seed: int) -> Iterator[tuple[int, list[str]]]:
