@@ -67,6 +67,8 @@ def read_torch(file: IO[bytes], path: Path, *, trust: bool, what: str, size_byte
     they are looked at. Raises as `read_pickle`.
     """
     check_archive(file, path, size_bytes)
+    if not trust:
+        check_reader(path, what)
     # By its descriptor: under its name there may be another one by now.
     source: Any = f"/proc/self/fd/{file.fileno()}" if mapped else file
     try:
@@ -89,7 +91,7 @@ def check_reader(path: Path, what: str) -> None:
     """Raise `UsageError` (kind ``torch-too-old``) where torch's restricted reader can be made to run code (CVE-2025-32434)."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         raise UsageError(
-            f"{what} holds tensors, which the torch that is installed cannot read without running what somebody may have put there",
+            f"{what} holds tensors, and this torch cannot read them without running what somebody may have put there",
             kind="torch-too-old",
             hint="pip install 'torch>=2.6'; or --trust-pickle (trust_pickle=True) if you trust whoever wrote it",
             path=str(path),
