@@ -110,9 +110,9 @@ class Saving:
 
     def _copied_engines(self, groups: Groups, engines: Mapping[str, TrainEngine], tensors: dict[str, torch.Tensor]) -> list[str]:
         """Return which engines are written beside training: the same on all ranks."""
-        rooms = {name: room_for(of_engine(tensors, name)) for name in engines}
+        rooms: dict[str, int] = {}
         if self._staging_bytes is not None:
-            by_rank = groups.ranks.told_by_all(rooms)
+            by_rank = groups.ranks.told_by_all({name: room_for(of_engine(tensors, name)) for name in engines})
             rooms = {name: max(each[name] for each in by_rank) for name in engines}
         copied, refused = to_copy(engines, self._save_mode, rooms, self._staging_bytes)
         if refused and not self._warned:
