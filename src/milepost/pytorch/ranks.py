@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -20,6 +23,7 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
+        self._beside: tuple[dist.ProcessGroup | None, Ranks] | None = None
 
     @property
     def count(self) -> int:
@@ -27,35 +31,102 @@ class Ranks:
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     @property
+    def rank(self) -> int:
+        """Return which of them this is."""
+        return 0 if self.count == 1 else dist.get_rank(self._group)
+
+    @property
     def is_first(self) -> bool:
-        """Say whether this is the one that writes."""
-        return self.count == 1 or dist.get_rank(self._group) == 0
+        """Say whether this is the one that decides."""
+        return self.rank == 0
 
     def told_by_first(self, value: T) -> T:
         """Return what the first rank has given."""
         if self.count == 1:
             return value
         told = [value]
-        with _losses():
+        with _losses(), late_interrupt():
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
 
-    def agree(self, failure: Exception | None) -> None:
+    def told_by_all(self, value: T) -> list[T]:
+        """Return what each rank has given, by rank."""
+        told = [value] * self.count
+        if self.count > 1:
+            with _losses(), late_interrupt():
+                dist.all_gather_object(told, value, group=self._group)
+        return told
+
+    def agree(self, failure: BaseException | None) -> None:
         """Raise on all ranks what the lowest of those that failed has met; return on all if none has.
 
-        A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``).
+        A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``). What is
+        no `Exception`, as a Ctrl-C, is raised as it is where it struck, and as a `ServiceError` (kind ``rank-failed``) elsewhere.
         """
         if self.count == 1:
             if failure is not None:
                 raise failure
             return
-        failures: list[MilepostError | None] = [None] * self.count
-        with _losses():
-            dist.all_gather_object(failures, None if failure is None else _portable(failure), group=self._group)
+        failures = self.told_by_all(None if failure is None else _portable(failure))
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
         for rank, told in enumerate(failures):
             if told is not None:
                 told.facts = {**told.facts, "failed_on_rank": rank}
                 raise told from failure
+
+    def together(self, act: Callable[..., T], *args: Any) -> T:
+        """Do something on all ranks, and raise on all what one of them has met: see `agree`."""
+        failure: BaseException | None = None
+        answer: Any = None
+        try:
+            answer = act(*args)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
+            failure = error
+        self.agree(failure)
+        return answer  # type: ignore[no-any-return]
+
+    def beside(self, timeout_s: float) -> Ranks:
+        """Return the same ranks for one thread beside this: with a process group of their own, whose talk nobody else's meets.
+
+        Made by the first call, on all ranks at once, for the process group that there is by then. In it nobody waits longer for
+        a rank than ``timeout_s``; one that was killed is noticed at once.
+        """
+        if self.count == 1:
+            return self
+        world = self._group or dist.group.WORLD
+        if self._beside is None or self._beside[0] is not world:
+            members = dist.get_process_group_ranks(world)
+            with _losses():
+                group = dist.new_group(
+                    members,
+                    timedelta(seconds=timeout_s),
+                    backend="gloo",
+                    # Ranks outside of this group do not come to its making.
+                    use_local_synchronization=len(members) < dist.get_world_size(),
+                )
+            self._beside = (world, Ranks(group))
+        return self._beside[1]
+
+
+@contextmanager
+def late_interrupt() -> Iterator[None]:
+    """Let a Ctrl-C strike at the end of the block: in the midst of what ranks do together it would leave the others waiting.
+
+    Nothing else changes where another thread runs the block, or the script handles SIGINT by itself.
+    """
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours:
+        yield
+        return
+    struck: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: struck.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if struck:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -67,7 +138,7 @@ def _losses() -> Iterator[None]:
         raise as_error(error) from error
 
 
-def _portable(failure: Exception) -> MilepostError:
+def _portable(failure: BaseException) -> MilepostError:
     """Return an error that can be made again on another rank."""
     if isinstance(failure, MilepostError):
         return failure
