@@ -149,8 +149,9 @@ class _Group:
 def _groups(finished: Tensors, keys: Sequence[str]) -> list[_Group]:
     """Put together what shares a tensor that it is made of. What is made of none goes with the first."""
     group_of = {key: _Group([key]) for key in keys}
+    place = {key: number for number, key in enumerate(keys)}
     for name, tensor in finished.items():
-        made_of = sorted(tensor.made_of) if isinstance(tensor, _Traced) else []
+        made_of = sorted(tensor.made_of, key=place.__getitem__) if isinstance(tensor, _Traced) else []
         first, *others = (group_of[key] for key in made_of or keys[:1])
         for other in others:
             if other is not first:

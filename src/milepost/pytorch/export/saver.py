@@ -26,7 +26,7 @@ from milepost.pytorch.export.planning import Plan, fingerprint, plan
 from milepost.pytorch.export.retaining import checked_keep, to_remove
 from milepost.pytorch.export.shelf import Shelf
 from milepost.pytorch.export.uploading import Upload, Uploads
-from milepost.pytorch.export.writing import Draft, small_files, write_export
+from milepost.pytorch.export.writing import Draft, check_files, write_export
 from milepost.pytorch.ranks import Ranks, late_interrupt
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
@@ -209,13 +209,14 @@ class Saver:
             )
         writers = [rank for rank, (_, sees) in enumerate(told) if sees]
         decided = plan(forms, self._most_bytes if contents.split else None, contents.stem, writers)
-        return Draft(name_of(step), beside, contents, decided, small_files(contents, decided))
+        return Draft(name_of(step), beside, contents, decided)
 
     def _prepare(
         self, shelf: Shelf, making: ExitStack, model: Any, step: StepInfo, tokenizer: Any
     ) -> tuple[Contents, Forms, str]:
         self._settle()
         contents = contents_of(model, tokenizer, dtype=self._dtype)
+        check_files(contents)
         forms = forms_of(contents, self._dtype)
         if not self._ranks.is_first:
             return contents, forms, ""

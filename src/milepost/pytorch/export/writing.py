@@ -16,6 +16,8 @@ from milepost.pytorch.export.shelf import Shelf
 from milepost.pytorch.ranks import Ranks
 from milepost.store.base import is_name
 
+_INDEX = ".safetensors.index.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -27,8 +29,6 @@ class Draft:
     """The hidden directory in which its files are written."""
     contents: Contents
     plan: Plan
-    files: Mapping[str, bytes]
-    """What lies beside the tensors."""
 
 
 def write_export(shelf: Shelf, draft: Draft, staged: Tensors | None, ranks: Ranks, making: ExitStack) -> bool:
@@ -49,21 +49,16 @@ def write_export(shelf: Shelf, draft: Draft, staged: Tensors | None, ranks: Rank
         return True
 
 
-def small_files(contents: Contents, plan: Plan) -> Mapping[str, bytes]:
-    """Return what lies beside the tensors. Raises `UsageError` (kind ``bad-name``) for names that cannot be."""
-    files = dict(contents.files)
-    index = plan.split.index()
-    if index is not None:
-        files[f"{contents.stem}.safetensors.index.json"] = index
-    for file in files:
-        if not is_name(file) or file in plan.split.files:
+def check_files(contents: Contents) -> None:
+    """Raise `UsageError` (kind ``bad-name``) if a small file cannot lie beside the tensors."""
+    for file in contents.files:
+        if not is_name(file) or (file.startswith(contents.stem) and file.endswith((".safetensors", _INDEX))):
             raise UsageError(
                 "not a name for a small file of an export",
                 kind="bad-name",
                 hint="choose printable ASCII, and none of the tensors' own files",
                 file=ascii(file),
             )
-    return files
 
 
 def _write_mine(shelf: Shelf, draft: Draft, staged: Tensors | None, ranks: Ranks) -> None:
@@ -71,10 +66,15 @@ def _write_mine(shelf: Shelf, draft: Draft, staged: Tensors | None, ranks: Ranks
     for file, names in draft.plan.files_of(ranks.rank).items():
         _write_shard(shelf, f"{draft.beside}/{file}", {name: tensors[name] for name in names}, draft.plan.specs(names))
     if ranks.is_first:
-        for file, data in draft.files.items():
+        for file, data in _small_files(draft).items():
             with shelf.store.open_blob(f"{draft.beside}/{file}", size_bytes=len(data)) as blob:
                 blob.write(data)
                 blob.commit()
+
+
+def _small_files(draft: Draft) -> dict[str, bytes]:
+    index = draft.plan.split.index()
+    return {**draft.contents.files, **({} if index is None else {draft.contents.stem + _INDEX: index})}
 
 
 def _write_shard(shelf: Shelf, name: str, tensors: Tensors, specs: Mapping[str, Spec]) -> None:
