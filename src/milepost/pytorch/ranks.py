@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from milepost.errors import MilepostError, ServiceError
@@ -49,6 +50,15 @@ class Ranks:
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
 
+    def highest(self, values: Sequence[int]) -> list[int]:
+        """Return the highest of each of some numbers among all ranks: one exchange of a few words."""
+        if self.count == 1:
+            return [*values]
+        told = torch.tensor(values, dtype=torch.int64)
+        with _losses(), late_interrupt():
+            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
+        return [int(each) for each in told.tolist()]
+
     def told_by_all(self, value: T) -> list[T]:
         """Return what each rank has given, by rank."""
         told = [value] * self.count
@@ -67,9 +77,11 @@ class Ranks:
             if failure is not None:
                 raise failure
             return
-        failures = self.told_by_all(None if failure is None else _portable(failure))
-        if failure is not None and not isinstance(failure, Exception):
-            raise failure
+        try:
+            failures = self.told_by_all(None if failure is None else _portable(failure))
+        finally:
+            if failure is not None and not isinstance(failure, Exception):
+                raise failure
         for rank, told in enumerate(failures):
             if told is not None:
                 told.facts = {**told.facts, "failed_on_rank": rank}

@@ -205,7 +205,7 @@ def _fails(rank: int, place: str, trial: str, case: Failing) -> tuple[str, str, 
     saver = exporter(place, case.mode, posix, trial=trial, max_shard=FILE + (here and case.how == "settings"))
     live: Any = contents(2)
     tokenizer: Any = None
-    place_one, write_shard = gathering._place, writing._write_shard
+    place_one, write_shard = gathering.place, writing._write_shard
     if here and case.how == "memory":
         saver._memory = Full()
     elif here and case.how == "model":
@@ -215,7 +215,7 @@ def _fails(rank: int, place: str, trial: str, case: Failing) -> tuple[str, str, 
     elif here and case.how == "interrupt in prepare":
         tokenizer = Interrupted()
     elif here and case.how == "interrupt in stage":
-        gathering._place = lambda *args: (interrupt(), place_one(*args))[1]
+        gathering.place = lambda *args: (interrupt(), place_one(*args))[1]
     elif here and case.how == "elsewhere":
         writing._write_shard = lambda *_: None
     elif case.how == "finish":
@@ -229,7 +229,7 @@ def _fails(rank: int, place: str, trial: str, case: Failing) -> tuple[str, str, 
     except KeyboardInterrupt:
         first = "interrupted"
     finally:
-        gathering._place, writing._write_shard = place_one, write_shard
+        gathering.place, writing._write_shard = place_one, write_shard
     if case.how == "memory":
         saver._memory = None
     dist.barrier()

@@ -40,7 +40,7 @@ from milepost.store.resolve import Where
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Say which generation this process's state goes back to."""
+    """Say which generation this process's state goes back to; number 0: to none, it starts anew."""
 
     run_id: str
     number: int
@@ -146,6 +146,9 @@ class Holding:
 
     def _take_up_load(self) -> None:
         load, session = take_load(self.session.store.url), self.session
+        if load is not None and not load.number:
+            session.build_on(None)
+            return
         if load is not None and load.run_id == session.run_id and load.number in session.chain.live:
             session.build_on(load_record(session.store, layout.manifest(load.number), Manifest), share=False)
 
@@ -185,6 +188,13 @@ def _go_on(chain: Chain, store: Store, view: View) -> None:
     except CorruptError:
         newest = None
     build_on(chain, newest.number if newest else 0)
+
+
+def is_held(root: Where, key_file: str | os.PathLike[str] | None = None) -> bool:
+    """Return whether this process has claimed ``root`` by a save."""
+    with _turn:
+        holding = _held.get(open_root(root, SystemClock(), key_file).url)
+        return holding is not None and holding.pid == os.getpid()
 
 
 def give_up(root: Where) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -50,9 +50,9 @@ class Pinned:
         self.memory = memoryview(b"")
 
 
-def memory_for(tensors: Tensors) -> Memory:
+def memory_for(tensors: Iterable[torch.Tensor]) -> Memory:
     """Return memory of the kind that these tensors are copied into fastest."""
-    return Pinned() if any(tensor.device.type == "cuda" for tensor in tensors.values()) else Arena()
+    return Pinned() if any(tensor.device.type == "cuda" for tensor in tensors) else Arena()
 
 
 def is_sharded(contents: Contents) -> bool:
@@ -87,7 +87,7 @@ def stage(contents: Contents, parts: Sequence[Part], mine: Collection[str], memo
             del whole  # before the next one is gathered beside it
         if failure is not None:
             raise failure
-        _wait_for_copies(contents.tensors)
+        wait_for_copies(contents.tensors.values())
     return staged
 
 
@@ -109,13 +109,13 @@ def _keep(
     """Copy what is kept of a part to the memory from ``start`` on; return where the next one goes."""
     for first, names in kept.items():
         spec = part.specs[first]
-        placed = _place(memory.memory[start : start + spec.size_bytes], formed[first], spec.dtype)
+        placed = place(memory.memory[start : start + spec.size_bytes], formed[first], spec.dtype)
         staged.update(dict.fromkeys(names, placed))
         start += pages(spec.size_bytes)
     return start
 
 
-def _place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Copy a tensor to its place. Each has a storage of its own: that of the whole memory would make all look tied."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=dtype)
@@ -124,6 +124,7 @@ def _place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.
     return placed
 
 
-def _wait_for_copies(tensors: Mapping[str, torch.Tensor]) -> None:
-    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+def wait_for_copies(tensors: Iterable[torch.Tensor]) -> None:
+    """Return once nothing is under way on the devices of these tensors."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
         torch.cuda.synchronize(device)
