@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,8 +185,7 @@ class Interrupted:
 
 
 def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0)  # the handler runs between two lines
+    signal.raise_signal(signal.SIGINT)
 
 
 def full() -> None:
@@ -295,25 +293,21 @@ def test_training_goes_on_with_its_own_collectives_while_an_export_is_written(tm
 def stands_still(rank: int, place: str) -> int:
     told, posix = Path(place, "told"), Told()
     if rank == 1:
-        posix.before_write = lambda: wait_for(told)
+        posix.before_write = told.read_bytes
     saver = exporter(place, "async", posix, timeout_s=1)
     saver.save(contents(2), step(0))
     if rank == 0:
         assert saver._job is not None
         saver._job._over.wait()
-        told.touch()
+        told.write_bytes(b"")
     with pytest.raises(SaveFailed, match="lost each other"):
         saver.wait()
     dist.barrier()
     return len(saver.exports())
 
 
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)
-
-
 def test_nobody_waits_longer_beside_training_than_was_said_and_there_is_no_export(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "told")
     assert run(2, stands_still, tmp_path, str(tmp_path)) == [0, 0]
 
 
