@@ -22,6 +22,8 @@ class Flight:
         self._work: Callable[[Callable[[], None]], Saved] | None = work
         self._free = threading.Event()
         """Training may change its tensors."""
+        # Not the thread's own word: a Ctrl-C in its join() has Python up to 3.12 believe that it has ended.
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="milepost-recover")
         self._thread.start()
 
@@ -36,11 +38,12 @@ class Flight:
             log.error("[recover] a save failed: step=%d %s: %s", self.step, type(error).__name__, error)
         finally:
             self._free.set()
+            self._over.set()
 
     @property
     def is_over(self) -> bool:
         """Say whether it has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._over.is_set()
 
     def wait_for_tensors(self) -> BaseException | None:
         """Wait until no live tensor is read any more, and return what failed by then."""
@@ -49,7 +52,7 @@ class Flight:
 
     def join(self) -> None:
         """Wait until it is over."""
-        self._thread.join()
+        self._over.wait()
 
     def failed(self) -> SaveFailed | None:
         """Wait until it is over, and return why it failed, if it did."""
@@ -58,7 +61,7 @@ class Flight:
             return None
         error = SaveFailed(
             "a save that was made beside training failed",
-            kind="save-failed",
+            kind=getattr(self.failure, "kind", "save-failed"),
             hint=getattr(self.failure, "hint", "") or "look at the error that caused it",
             step=self.step,
             cause=self.failure.message if isinstance(self.failure, MilepostError) else str(self.failure),
