@@ -78,8 +78,8 @@ class Saving:
 
     def settle(self) -> None:
         """Wait for the save under way, and raise `SaveFailed` if it failed, once. On this rank alone."""
-        flight, self._flight = self._flight, None
-        failure = flight.failed() if flight is not None else None
+        failure = self._flight.failed() if self._flight is not None else None
+        self._flight = None  # only now: after a Ctrl-C in that wait it still reads the memory of the next copies
         if failure is not None:
             raise failure
 
@@ -93,8 +93,8 @@ class Saving:
         try:
             groups.ranks.agree(failure)
         except BaseException:
-            self._flight = None
             flight.join()  # DCP tells all ranks that one has failed, and it ends on each
+            self._flight = None
             raise
 
     def _copied_engines(self, groups: Groups, engines: Mapping[str, TrainEngine], tensors: dict[str, torch.Tensor]) -> list[str]:
