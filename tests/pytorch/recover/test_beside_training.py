@@ -248,3 +248,26 @@ def test_a_ctrl_c_while_training_waits_leaves_a_generation_and_a_root_that_is_fr
     assert each.newest is not None
     with handler(tmp_path) as other:
         assert other.load(trained, dataloader=loader) is not None
+
+
+def test_a_ctrl_c_in_a_close_leaves_the_save_under_way_and_the_root_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milepost.pytorch.recover.flight import Flight
+
+    trained, loader = made()
+    each = handler(tmp_path, save_mode="async")
+    with held_blobs() as gate, monkeypatch.context() as patch:
+        each.dump(trained, at(0), dataloader=loader, force=True)
+        gate.wait()
+
+        def struck(_: Flight) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(Flight, "join", struck)
+        with pytest.raises(KeyboardInterrupt):
+            each.close()
+        assert each.staged_bytes > 0
+    each.close()
+    assert each.newest is not None
+    assert milepost.verify(each.root).ok

@@ -60,6 +60,10 @@ _NO_COUNTERS = (
     "counters of saver, evaluator and recovery: AReaL's would bring their old frequencies with them; milepost's are due at each "
     "multiple of their interval, counted from step 0"
 )
+_AHEAD = (
+    "batches that were drawn and not yet trained: AReaL keeps the position of the generator, which is ahead of training, so they "
+    "are passed over"
+)
 _IN_PLACE = "whether weights and counters are of the same step: this layout is overwritten in place, one file after another"
 _NAMED = "whether AReaL had finished it: it was named itself, and not by LATEST"
 
@@ -252,7 +256,7 @@ def _content(
     remarks += _add_data(content, found, options)
     progress = progress_of(step, found.payloads, stats_logger=_json(found.root, f"{found.manifest}/{STATS}"))
     content.add_value((RECOVER,), Own(progress))
-    return content, (*remarks, _NO_GENERATORS, _NO_COUNTERS, *_unknown_files(found))
+    return content, (*remarks, _AHEAD, _NO_GENERATORS, _NO_COUNTERS, *_unknown_files(found))
 
 
 def _placing(source: DcpSource, engine: str) -> Callable[[str], tuple[str, Key]]:

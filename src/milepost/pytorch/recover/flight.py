@@ -20,10 +20,9 @@ class Flight:
         self.saved: Saved | None = None
         self.failure: BaseException | None = None
         self._work: Callable[[Callable[[], None]], Saved] | None = work
-        self._free = threading.Event()
-        """Training may change its tensors."""
-        # Not the thread's own word: a Ctrl-C in its join() has Python up to 3.12 believe that it has ended.
-        self._over = threading.Event()
+        self._free, self._over = threading.Event(), threading.Event()
+        """Training may change its tensors; nothing of it is under way any more. The thread is not asked: once a Ctrl-C has
+        struck a join, Python says of a thread that runs that it has ended."""
         self._thread = threading.Thread(target=self._run, name="milepost-recover")
         self._thread.start()
 

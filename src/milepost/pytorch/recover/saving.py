@@ -55,6 +55,11 @@ class Saving:
         return self._copies.size_bytes
 
     @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is under way."""
+        return self._flight is None
+
+    @property
     def has_failed(self) -> bool:
         """Say whether the save under way has failed, as far as this rank knows by now."""
         return self._flight is not None and self._flight.is_over and self._flight.failure is not None
@@ -73,13 +78,19 @@ class Saving:
         failure = flight.wait_for_tensors()
         if not copied:
             flight.join()
-            failure, self._flight = flight.failure, None
+            failure = flight.failure
         self._raise_on_all(groups, flight, failure)
+        if not copied:
+            self._flight = None
 
     def settle(self) -> None:
         """Wait for the save under way, and raise `SaveFailed` if it failed, once. On this rank alone."""
-        failure = self._flight.failed() if self._flight is not None else None
-        self._flight = None  # only now: after a Ctrl-C in that wait it still reads the memory of the next copies
+        flight = self._flight
+        if flight is None:
+            return
+        flight.join()  # a Ctrl-C strikes: it is still under way
+        self._flight = None
+        failure = flight.failed()
         if failure is not None:
             raise failure
 
