@@ -151,6 +151,7 @@ def is_damaged(rank: int, place: Path) -> Any:
             if step == 0:
                 was = sharded(trained, loader)
             train(trained, loader)
+        each.wait()  # one engine is saved beside training
         dist.barrier()
         if rank == 0:
             damage(each.root, 2, "critic/policy")
