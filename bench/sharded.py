@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
 import xxhash
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from bench.floors import Touched, allowance_s, read_and_digest
@@ -25,6 +28,9 @@ from bench.goals import (
     DIGEST,
     DIRECT,
     MEMCPY,
+    PLAN_DIGEST,
+    PLAN_DIRECT,
+    PLAN_READ,
     PROCESS_WRITER,
     READ,
 )
@@ -35,6 +41,7 @@ from bench.states import Workload, arrays
 from milepost import Keep
 from milepost.publish import layout
 from milepost.pytorch import dcp
+from milepost.pytorch.dcp import holding
 
 COUNT = 200
 Figures = Mapping[str, float]
@@ -46,9 +53,7 @@ def part_of(place: Place, total_bytes: int) -> tuple[Workload, dict[str, torch.T
     if place.ranks == 1:
         return workload, dict(workload.tensors)
     mesh = init_device_mesh("cpu", (place.ranks,))
-    tensors = {
-        name: DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False) for name, tensor in workload.tensors.items()
-    }
+    tensors = {name: DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False) for name, tensor in workload.tensors.items()}
     return workload, tensors
 
 
@@ -67,11 +72,17 @@ class Saving:
     def deeds(self) -> Deeds:
         """Return what can be measured on this rank."""
         touched = Touched(self.workload.views)
+        file = self.place.path / f"floor-{self.place.rank}"
         stager, ours = self._stager(), self._stager()
         found: dict[str, Callable[[], Figures]] = {
             MEMCPY: lambda: {"stall": timed(touched.copy) + allowance_s(COUNT)},
             DIRECT: lambda: self._direct(touched),
-            DIGEST: lambda: {"unchanged": timed(lambda: [xxhash.xxh3_128_digest(view) for view in self.workload.views])},
+            DIGEST: lambda: {"unchanged": timed(self._digest)},
+            PLAN_DIRECT: lambda: {
+                **self.saved(self._bare(lambda: touched.write(file)), "sync"),
+                **self.stalled(self._bare(lambda: touched.write(file)), async_stager=stager),
+            },
+            PLAN_DIGEST: lambda: self.saved(self._bare(self._digest), "unchanged", changed=False),
             "milepost": lambda: {
                 **self.saved(self._ours(), "sync"),
                 **self.saved(self._ours(), "unchanged", changed=False),
@@ -100,7 +111,7 @@ class Saving:
 
     def saved(self, to: Mapping[str, Any], quantity: str, *, changed: bool = True) -> Figures:
         """Save while training waits."""
-        figures, written = {}, quantity == "sync"
+        figures, written = {}, quantity == "sync" and not isinstance(to["storage_writer"], BareWriter)
         if changed:
             self.workload.change()
         self._begin(to)
@@ -133,6 +144,13 @@ class Saving:
     def _theirs(self, **settings: Any) -> Mapping[str, Any]:
         return {"storage_writer": torch_dcp.FileSystemWriter(self.place.path / "dcp", **settings)}
 
+    def _bare(self, act: Callable[[], object]) -> Mapping[str, Any]:
+        return {"storage_writer": BareWriter(self.place.path / "bare", act)}
+
+    def _digest(self) -> None:
+        for view in self.workload.views:
+            xxhash.xxh3_128_digest(view)
+
     def _begin(self, to: Mapping[str, Any]) -> None:
         dist.barrier()
 
@@ -142,10 +160,11 @@ class Saving:
         folder = self.place.path / "dcp"
         first = self.place.rank == 0
         found = 0.0
-        if first and not isinstance(to.get("storage_writer"), dcp.RunWriter):
+        settle()
+        if first and folder.exists():
             found = float(sum(path.stat().st_size for path in files_below(folder)))
             shutil.rmtree(folder)
-        elif first and written:
+        elif first and written and isinstance(to.get("storage_writer"), dcp.RunWriter):
             found = float(newest_bytes(self.place.path / "milepost"))
             if found < self.workload.size_bytes * self.place.ranks:
                 raise RuntimeError("milepost did not write every byte: what was measured is not what it is compared with")
@@ -166,6 +185,43 @@ class Saving:
         for close in self.closing:
             close()
         return {}
+
+
+class BareWriter(torch_dcp.FileSystemWriter):
+    """Do one thing where DCP has planned, and write nothing else: what is below every storage that DCP can have."""
+
+    def __init__(self, path: Path, act: Callable[[], object]) -> None:
+        super().__init__(path)
+        self.act = act
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        self.act()
+        results: Any = torch.futures.Future()
+        results.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Leave it at that."""
+
+
+class BareReader(torch_dcp.FileSystemReader):
+    """Do one thing where DCP has planned, and read nothing else but its metadata."""
+
+    def __init__(self, path: Path, act: Callable[[], object]) -> None:
+        super().__init__(path)
+        self.act = act
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:  # noqa: ARG002 - DCP's signature
+        self.act()
+        done: Any = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+
+def settle() -> None:
+    """Wait for deletions beside training: the next contender is not to run beside them."""
+    for held in holding._held.values():
+        getattr(held, "settle", lambda: None)()
 
 
 def newest_bytes(root: Path) -> int:
@@ -199,20 +255,26 @@ class Loading(Saving):
         dist.barrier()
         ours, theirs = path / "milepost", path / "dcp"
         return {
-            READ: lambda: self._loaded(file, lambda: read_and_digest(file, self.workload.views)),
-            "milepost": lambda: self._loaded(ours, lambda: torch_dcp.load(self.tree, storage_reader=dcp.RunReader(ours))),
+            READ: lambda: self._loaded((file,), lambda: read_and_digest(file, self.workload.views)),
+            PLAN_READ: lambda: self._loaded(
+                (file, theirs),
+                lambda: torch_dcp.load(
+                    self.tree, storage_reader=BareReader(theirs, lambda: read_and_digest(file, self.workload.views))
+                ),
+            ),
+            "milepost": lambda: self._loaded((ours,), lambda: torch_dcp.load(self.tree, storage_reader=dcp.RunReader(ours))),
             DCP_OWN: lambda: self._loaded(
-                theirs, lambda: torch_dcp.load(self.tree, storage_reader=torch_dcp.FileSystemReader(theirs))
+                (theirs,), lambda: torch_dcp.load(self.tree, storage_reader=torch_dcp.FileSystemReader(theirs))
             ),
             CLOSE: self._close,
         }
 
-    def _loaded(self, where: Path, load: Callable[[], object]) -> Figures:
-        if self.place.rank == 0 or where.is_file():
-            drop_cached(where)
+    def _loaded(self, where: tuple[Path, ...], load: Callable[[], object]) -> Figures:
+        for place in where:
+            drop_cached(place)
         dist.barrier()
         cold = timed(load)
-        for path in files_below(where):
+        for path in (path for place in where for path in files_below(place)):
             path.read_bytes()  # what a load has read in passing it does not leave in the page cache
         dist.barrier()
         return {"cold": cold, "warm": timed(load)}

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from bench.goals import DCP_OWN, DCP_OWN_PROCESS, DCP_OWN_REUSED, DCP_OWN_UNSYNCED, DIGEST, DIRECT, MEMCPY, PROCESS_WRITER, READ
+from bench.goals import (
+    DCP_OWN,
+    DCP_OWN_PROCESS,
+    DCP_OWN_REUSED,
+    DCP_OWN_UNSYNCED,
+    DIGEST,
+    DIRECT,
+    MEMCPY,
+    PLAN_DIGEST,
+    PLAN_DIRECT,
+    PLAN_READ,
+    PROCESS_WRITER,
+    READ,
+)
 from bench.measure import Outcome, Setting, interleave
 from bench.ranks import Ranks
 
-FLOORS = (MEMCPY, DIRECT, DIGEST)
+FLOORS = (MEMCPY, DIRECT, DIGEST, PLAN_DIRECT, PLAN_DIGEST)
 PROMISES = (
     "DCP's own writer syncs its files, and no directory: a power cut may take back their names; it digests nothing. "
     "milepost's generation is durable, digested and published",
@@ -52,6 +65,7 @@ def _loads(setting: Setting, name: str, ranks: int) -> Outcome:
     with Ranks(ranks, "bench.sharded:loading", setting.place, total_bytes=size) as together:
         contenders = [
             together.contender(READ, "floor"),
+            together.contender(PLAN_READ, "floor"),
             together.contender("milepost", "milepost"),
             together.contender(DCP_OWN, "peer"),
         ]
