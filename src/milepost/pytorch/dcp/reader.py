@@ -7,6 +7,7 @@ the plans, and a rank that had found another, since one was published in between
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Collection
 from typing import Any
@@ -30,6 +31,8 @@ from milepost.state.kinds import load_edges
 from milepost.store.base import Store
 from milepost.store.resolve import Where
 
+log = logging.getLogger("milepost")
+
 
 class RunReader(StorageReader):
     """Read a generation of a run root that `RunWriter` has written. Needs no claim, and may run beside training.
@@ -38,7 +41,7 @@ class RunReader(StorageReader):
     the newest of that step. Every byte that a rank reads is verified. What is damaged is a `CorruptError` naming the shard, the
     rank that wrote it and the one that reads it; ``dcp.load`` raises it on all ranks, within its ``CheckpointException``, and
     live tensors may then be half overwritten. ``skip`` are numbers that are not to be taken; `milepost.pytorch.dcp.load` falls
-    back by itself.
+    back by itself. Under `milepost run` its ``MILEPOST_RESUME`` stands for the latest, and its ``MILEPOST_SKIP`` is obeyed.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class RunReader(StorageReader):
         if self._chosen is None:
             raise InternalError("a reader was set up before it has read any metadata", kind="not-read")
         self._coordinator, self._rank = is_coordinator, rank_of_this_process(kwargs)
+        if is_coordinator and self._chosen.not_taken:
+            log.warning("%s", self._chosen.not_taken)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return dataclasses.replace(plan, storage_data=seen(self._here))
