@@ -1,7 +1,8 @@
 """Measure, print a table, write JSON, Markdown and a picture, and exit with 1 if a goal was missed; ``make bench``.
 
-Names choose benchmarks; without any all of them run. ``trainer`` stands for all that concern trainers of several ranks. ``--quick`` takes smaller states and fewer rounds: a look, and no
-result. Figures are worth something on a machine that does nothing else meanwhile.
+Names choose benchmarks; without any all of them run. ``trainer`` stands for all that concern trainers of several ranks.
+``--quick`` takes smaller states and fewer rounds: a look, and no result. Figures are worth something on a machine that does
+nothing else meanwhile.
 """
 
 from __future__ import annotations

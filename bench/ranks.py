@@ -19,7 +19,7 @@ from typing import Any, Self
 from bench.measure import Contender, Kind, quiet
 
 Deeds = Mapping[str, Callable[[], Mapping[str, float]]]
-"""What a rank can be told to do, and what it then says. What each rank adds to (bytes) is summed, times are the slowest rank's."""
+"""What a rank can be told to do, and what it then says: bytes are added up, times are the slowest rank's."""
 CLOSE = "close"
 """The deed that ends a rank."""
 WAIT_S = 300.0
