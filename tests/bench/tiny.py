@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
@@ -30,6 +31,7 @@ def trainings(place: Place, total_bytes: int) -> dict[str, Callable[[], Mapping[
     """Return all that the benchmarks of trainers do on a rank, and what fails on one of them."""
     from bench import sharded, trainings
 
+    gc.freeze()  # of all that torch has loaded, each collection takes a tenth of a second
     made = {
         "saving": sharded.saving,
         "loading": sharded.loading,
