@@ -19,9 +19,12 @@ class Flight:
         self.step = step
         self.saved: Saved | None = None
         self.failure: BaseException | None = None
+        self._early: BaseException | None = None
+        """What failed while training waited."""
         self._work: Callable[[Callable[[], None]], Saved] | None = work
-        self._free = threading.Event()
-        """Training may change its tensors."""
+        self._free, self._over = threading.Event(), threading.Event()
+        """Training may change its tensors; nothing of it is under way any more. The thread is not asked: once a Ctrl-C has
+        struck a join, Python says of a thread that runs that it has ended."""
         self._thread = threading.Thread(target=self._run, name="milepost-recover")
         self._thread.start()
 
@@ -32,24 +35,27 @@ class Flight:
             self.saved = work(self._free.set)
         except BaseException as error:  # noqa: BLE001 - nothing is lost: `failed` hands it to the next who asks
             self.failure = error
+            if not self._free.is_set():
+                self._early = error
             # For who never asks: a script that ends without close() would else end as if all were well.
             log.error("[recover] a save failed: step=%d %s: %s", self.step, type(error).__name__, error)
         finally:
             self._free.set()
+            self._over.set()
 
     @property
     def is_over(self) -> bool:
         """Say whether it has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._over.is_set()
 
     def wait_for_tensors(self) -> BaseException | None:
-        """Wait until no live tensor is read any more, and return what failed by then."""
+        """Wait until no live tensor is read any more, and return what failed before that."""
         self._free.wait()
-        return self.failure
+        return self._early
 
     def join(self) -> None:
         """Wait until it is over."""
-        self._thread.join()
+        self._over.wait()
 
     def failed(self) -> SaveFailed | None:
         """Wait until it is over, and return why it failed, if it did."""

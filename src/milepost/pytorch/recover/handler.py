@@ -342,13 +342,17 @@ class RecoverHandler:
         try:
             self._saving.settle()
         finally:
-            self._state = "closed"
-            self._ending.close()
-            if self._made is not None:
-                if self._made.ranks.is_first:
-                    dcp.give_up(self._store)
-                self._made.close()
-            self._saving.close()
+            if self._saving.is_idle:  # else a Ctrl-C has struck: what is under way needs all of it, and ends by itself
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._state = "closed"
+        self._ending.close()
+        if self._made is not None:
+            if self._made.ranks.is_first:
+                dcp.give_up(self._store)
+            self._made.close()
+        self._saving.close()
 
     def __enter__(self) -> Self:
         return self
