@@ -1,7 +1,8 @@
 """Measure, print a table, write JSON, Markdown and a picture, and exit with 1 if a goal was missed; ``make bench``.
 
-Names choose benchmarks; without any all of them run. ``--quick`` takes smaller states and fewer rounds: a look, and no
-result. Figures are worth something on a machine that does nothing else meanwhile.
+Names choose benchmarks; without any all of them run. ``trainer`` stands for all that concern trainers of several ranks.
+``--quick`` takes smaller states and fewer rounds: a look, and no result. Figures are worth something on a machine that does
+nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main(
 ) -> int:
     """Run the benchmarks asked for and return the exit code."""
     asked = _parser(benchmarks).parse_args(argv)
+    asked.names = [one for name in asked.names for one in catalog.GROUPS.get(name, (name,))]
     unknown = [name for name in asked.names if name not in benchmarks]
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(benchmarks)}", file=sys.stderr)
@@ -48,7 +50,7 @@ def main(
 
 def _parser(benchmarks: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(benchmarks))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*benchmarks, *catalog.GROUPS]))
     parser.add_argument("--quick", action="store_true", help="smaller states, fewer rounds: within 90 seconds")
     parser.add_argument("--rounds", type=int, help="instead of each benchmark's own number")
     parser.add_argument("--seed", type=int, default=0, help="of the order within the rounds")

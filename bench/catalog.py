@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.measure import Measure
@@ -24,9 +24,22 @@ BENCHMARKS: Mapping[str, str] = {
     "sb3-replay": "bench.sb3_replay:measure",
     "replay-rows": "bench.replay_rows:measure",
     "prioritized": "bench.prioritized:measure",
+    "dcp-save": "bench.trainer:saves_of_one",
+    "dcp-save-2": "bench.trainer:saves_of_two",
+    "dcp-load": "bench.trainer:loads_of_one",
+    "dcp-load-2": "bench.trainer:loads_of_two",
+    "dcp-memory": "bench.trainer:memory",
+    "recover": "bench.trainer:recovers",
+    "export": "bench.trainer:exports_of_one",
+    "export-2": "bench.trainer:exports_of_two",
 }
 """In the order in which they run. Not here yet, since what they measure is not built: ``fetch`` and ``delta``. `bench.goals` has
 their goals already; a benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
+
+GROUPS: Mapping[str, Sequence[str]] = {
+    "trainer": [name for name, where in BENCHMARKS.items() if where.startswith("bench.trainer:")]
+}
+"""Names that stand for several."""
 
 
 def load(where: str) -> Measure:

@@ -80,11 +80,19 @@ DCP, DCP_REUSED, DCP_PROCESS = "dcp.async_save", "dcp.async_save, reused stager"
 ORBAX, ORBAX_ASYNC = "Orbax", "Orbax, async"
 PROCESS_WRITER = "milepost, process"
 SB3_SAVE = "model.save + save_replay_buffer"
+DCP_OWN, DCP_OWN_REUSED = "DCP's own", "DCP's own, reused stager"
+DCP_OWN_PROCESS, DCP_OWN_UNSYNCED = "DCP's own, process", "DCP's own, sync_files=False"
+DIGEST = "digest"
+DCP_HF = "DCP's HuggingFaceStorageWriter + fsync"
+PLAN_DIRECT, PLAN_DIGEST, PLAN_READ = "DCP's plan + O_DIRECT write", "DCP's plan + digest", "DCP's plan, read + digest"
 IN_USE = "files in use"
 BARE = "the same file operations, bare"
 SERVICE = "the service"
 
+GATHER = "gather every tensor"
 STALL, DURABLE = "stall of an async save", "durable, end to end"
+SYNC, COLD, WARM = "a save while training waits", "load, cold", "load, warm"
+UNCHANGED = "a frozen model's second save"
 GOALS: tuple[Goal, ...] = (
     Goal(STALL, "save-1gb", "stall", "at most", 1.3, MEMCPY),
     Goal(STALL, "save-adam", "stall", "at most", 1.3, MEMCPY),
@@ -105,6 +113,43 @@ GOALS: tuple[Goal, ...] = (
     Goal("extra memory", "memory", "extra", "at most", 1.05, "dense state"),
     Goal("page cache left behind by a save of 6 GB", "page-cache", "left behind", "at most", 0.01, SYNCED),
     Goal("2 GB of files in use beside it", "page-cache", "still resident", "at most", 1.01, "milepost", of=IN_USE),
+    *(
+        goal
+        for name in ("dcp-save", "dcp-save-2")
+        for goal in (
+            Goal(STALL, name, "stall", "at most", 1.1, DCP_OWN_REUSED),
+            Goal(DURABLE, name, "durable", "at most", 1.25, PLAN_DIRECT),
+            Goal(DURABLE, name, "durable", "at most", 1, DCP_OWN_REUSED),
+            Goal(SYNC, name, "sync", "at most", 1.25, PLAN_DIRECT),
+            Goal(SYNC, name, "sync", "at most", 1, DCP_OWN),
+            Goal(UNCHANGED, name, "unchanged", "at most", 1.5, PLAN_DIGEST),
+            Goal(UNCHANGED, name, "unchanged", "times less", 2, DCP_OWN),
+        )
+    ),
+    Goal(DURABLE, "dcp-save", "durable", "at most", 1, DCP_OWN_PROCESS, of=PROCESS_WRITER),
+    *(
+        goal
+        for name in ("dcp-load", "dcp-load-2")
+        for quantity, words in (("cold", COLD), ("warm", WARM))
+        for goal in (
+            Goal(words, name, quantity, "at most", 1.3, PLAN_READ),
+            Goal(words, name, quantity, "at most", 1, DCP_OWN),
+        )
+    ),
+    Goal("extra memory, async saves", "dcp-memory", "extra", "at most", 1.05, "dense state"),
+    Goal("extra memory, async saves, 2 ranks", "dcp-memory", "extra, 2 ranks", "at most", 1.1, "dense state"),
+    Goal(STALL, "recover", "stall", "at most", 1.3, MEMCPY),
+    Goal(STALL, "recover", "stall", "at most", 1.1, DCP_OWN_REUSED),
+    Goal(DURABLE, "recover", "durable", "at most", 1.25, PLAN_DIRECT),
+    Goal(SYNC, "recover", "sync", "at most", 1.25, PLAN_DIRECT),
+    Goal(SYNC, "recover", "sync", "at most", 1, DCP_OWN),
+    Goal("stall of an async export", "export", "stall", "at most", 1.3, MEMCPY),
+    Goal("stall of an async export", "export-2", "stall", "at most", 1.3, GATHER),
+    Goal("export, durable", "export", "durable", "at most", 1.25, DIRECT),
+    Goal("export, training waits", "export", "sync", "at most", 1, SAFETENSORS),
+    Goal("export, training waits", "export", "sync", "at most", 1, DCP_HF),
+    Goal("export, training waits", "export-2", "sync", "at most", 1, SAFETENSORS),
+    Goal("export, training waits", "export-2", "sync", "at most", 1, DCP_HF),
     Goal("same-host fetch, zero copy", "fetch", "fetch", "below", 0.001, needs=SERVICE),
     Goal("bulk-port fetch over loopback", "fetch", "bulk", "at most", 1 / 0.85, "raw TCP loop", needs=SERVICE),
     Goal("delta at 1.8% changed bf16", "delta", "bytes", "times less", 70, "full bytes", needs=SERVICE),

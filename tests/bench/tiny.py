@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from bench.measure import Contender, Outcome, Setting, interleave
+from bench.ranks import CLOSE, Place
 
 
 def measure(setting: Setting) -> Outcome:
@@ -20,3 +25,23 @@ def measure(setting: Setting) -> Outcome:
 
 def broken(setting: Setting) -> Outcome:
     raise ZeroDivisionError(setting.seed)
+
+
+def trainings(place: Place, total_bytes: int) -> dict[str, Callable[[], Mapping[str, Any]]]:
+    """Return all that the benchmarks of trainers do on a rank, and what fails on one of them."""
+    from bench import sharded, trainings
+
+    gc.freeze()  # of all that torch has loaded, each collection takes a tenth of a second
+    made = {
+        "saving": sharded.saving,
+        "loading": sharded.loading,
+        "recovering": trainings.recovering,
+        "exporting": trainings.exporting,
+        "remembering": trainings.remembering,
+    }
+    deeds: dict[str, Callable[[], Mapping[str, Any]]] = {}
+    for name, make in made.items():
+        (place.path / name).mkdir(exist_ok=True)
+        found = make(replace(place, path=place.path / name), total_bytes)
+        deeds |= {f"{name}: {deed}": act for deed, act in found.items()}
+    return {**deeds, CLOSE: dict, "fail": lambda: {"stall": 1 / place.rank if place.rank == 0 else 0.0}}

@@ -149,14 +149,15 @@ def test_pieces_are_large_but_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(blob, "_SMALL_BYTES", 100)
     monkeypatch.setattr(blob, "_GATHER_BYTES", 1000)
+    monkeypatch.setattr(blob, "_COPIED_BYTES", 8192)
     views = [bytes([index % 256]) * 10 for index in range(500)] + [b"L" * 12_345]
     items = [Item(str(index), "uint8", (len(view),), len(view)) for index, view in enumerate(views)]
     sink = Sink()
     plan = layout(items, {})
     result = write_blob(sink, plan, views)
     sizes = [len(piece) for piece in sink.pieces]
-    assert max(sizes) <= 1000 + 100
-    assert len(sizes) <= len(sink.data) // 1000 + 3
+    assert max(sizes) <= 8192
+    assert len(sizes) <= len(sink.data) // 8192 + 3
     assert result.digest == xxh3(sink.data)
     assert result.leaf_digests[-1] == xxh3(views[-1])
 

@@ -21,7 +21,7 @@ from milepost.encode.blob import Item, layout, order, write_blob
 from milepost.encode.compress import Compressor, buffers
 from milepost.encode.digest import Digest, digest_of, xxh3
 from milepost.encode.frames import read_range
-from milepost.encode.runs import Pool
+from milepost.encode.runs import Pool, address_of
 from milepost.testing.faults import HANG_S
 from tests.encode.test_blob import Sink
 
@@ -213,10 +213,36 @@ def test_what_is_read_late_is_read_in_the_order_of_the_file_and_let_go_of() -> N
 def test_buffers_are_used_again_once_they_are_written(packer: Compressor | None, monkeypatch: pytest.MonkeyPatch) -> None:
     pools: list[Pool] = []
     monkeypatch.setattr(blob, "buffers", lambda: pools.append(buffers()) or pools[-1])
+    monkeypatch.setattr(blob, "Pool", lambda size, pages: pools.append(Pool(size, pages=pages)) or pools[-1])
     views = [memoryview(bytearray(300_000)) for _ in range(400)]
     items = [Item(str(n), "uint8", (300_000,), 300_000) for n in range(400)]
     write_blob(Sink(), layout(items, {}), views, compress=packer)
     assert len(pools[0]) <= (2 * (packer._threads + 2) + 2 if packer else blob._QUEUED_PIECES + 2)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3 * MIB), st.integers(0, 4095)), min_size=3, max_size=6))
+def test_what_lies_on_no_page_is_handed_on_as_a_direct_write_takes_it(sizes: list[tuple[int, int]]) -> None:
+    """As torch allocates: each tensor somewhere."""
+    views = [memoryview(mmap.mmap(-1, size + place))[place:] for size, place in sizes]
+    for number, view in enumerate(views):
+        view[:] = bytes([number + 1]) * len(view)
+    items = [Item(str(n), "uint8", (len(view),), len(view)) for n, view in enumerate(views)]
+    plan, handed, at = layout(items, {}), Sink(), 0
+    places: list[tuple[int, int]] = []
+
+    class Looking(Sink):
+        def write(self, data: Any, /) -> None:
+            nonlocal at
+            places.append((address_of(memoryview(data)) - at, len(data)))
+            at += len(data)
+            handed.write(data)
+
+    result = write_blob(Looking(), plan, views)
+    assert [handed.data[start:stop] for start, stop in plan.offsets] == [bytes(view) for view in views]
+    assert result.digest == xxh3(handed.data)
+    if plan.size_bytes > blob._GATHER_BYTES:
+        assert all(off % blob.PAGE_BYTES == 0 for off, _ in places)
+        assert max(size for _, size in places) <= blob._PIECE_BYTES
 
 
 def test_a_small_blob_needs_no_thread_and_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 from milepost.encode.compress import Compressor, buffers
 from milepost.encode.crew import Crew
 from milepost.encode.digest import Buffer, Digest, digest_of
-from milepost.encode.runs import Pool, runs
+from milepost.encode.runs import Pool, address_of, runs
 from milepost.errors import InternalError
 
 PAGE_BYTES = 4096
@@ -28,6 +28,8 @@ _PIECE_BYTES = 16 << 20
 """How much is digested, and handed on to be written, at once. At each piece both threads ask training for the interpreter."""
 _SMALL_BYTES = 1 << 20
 _GATHER_BYTES = 4 << 20
+_COPIED_BYTES = 8 << 20
+"""How much is copied together before it is handed on, of a large blob: smaller direct writes cost a fifth of the speed."""
 _QUEUED_PIECES = 2
 
 View: TypeAlias = Buffer | Callable[[], Buffer]
@@ -139,7 +141,8 @@ def write_blob(
     leaves = _Leaves(plan, views, known, strong, cut=compress is None)
     whole = Digest(strong=strong)
     # A small blob needs no more than its size: to find and clear megabytes takes longer than all else.
-    pool = buffers() if compress or plan.size_bytes > _GATHER_BYTES else Pool(plan.size_bytes)
+    is_large = plan.size_bytes > _GATHER_BYTES
+    pool = buffers() if compress else Pool(_COPIED_BYTES if is_large else plan.size_bytes, pages=is_large)
     frames: list[tuple[int, int]] = []
     size_bytes = 0
     # A small blob is one piece: there is nothing that its writing could overlap with.
@@ -210,19 +213,32 @@ class _Leaves:
 
 
 def _pieces(pool: Pool, header: bytes, leaves: Iterator[memoryview]) -> Iterator[memoryview]:
-    """Hand on large runs as they lie in memory, and gather small ones, so that the sink sees few and large calls."""
-    small, used = pool.take(), 0
+    """Hand on large runs as they lie in memory, where a direct write takes them so: on a page as in the file.
+
+    All else is gathered, in memory that lies on a page as its place in the file does. A sink which has to copy cannot write
+    meanwhile; here it is done beside the writing, while the processor has the bytes at hand from their digest.
+    """
+    room, start, stop, at = pool.take(), 0, 0, 0
     for run in runs(chain((memoryview(header),), leaves), _PIECE_BYTES):
-        if used and (len(run) >= _SMALL_BYTES or used + len(run) > _GATHER_BYTES):
-            yield small[:used]
-            small, used = pool.take(), 0
-        if len(run) >= _SMALL_BYTES:
+        is_straight = len(run) >= _SMALL_BYTES and (address_of(run) - at) % PAGE_BYTES == 0
+        at += len(run)
+        if is_straight:
+            if stop > start:
+                yield room[start:stop]
+                room = pool.take()
             yield run
-        else:
-            small[used : used + len(run)] = run
-            used += len(run)
-    if used:
-        yield small[:used]
+            start = stop = at % PAGE_BYTES
+            continue
+        left = run
+        while left:
+            part = left[: len(room) - stop]
+            room[stop : stop + len(part)] = part
+            stop, left = stop + len(part), left[len(part) :]
+            if stop == len(room):
+                yield room[start:stop]
+                room, start, stop = pool.take(), 0, 0
+    if stop > start:
+        yield room[start:stop]
 
 
 def _header(items: Sequence[Item], names: Sequence[str], spans: Sequence[tuple[int, int]], metadata: Mapping[str, str]) -> bytes:

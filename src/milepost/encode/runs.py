@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -38,13 +39,22 @@ def _part(origin: np.ndarray, start: int, stop: int) -> memoryview:
     return as_strided(origin, (stop,))[start:].data
 
 
-class Pool:
-    """Keep buffers that were used, for the next who needs one: as many exist as were ever in use at once. Any thread."""
+def address_of(view: memoryview) -> int:
+    """Return where in memory the bytes of a one-dimensional view begin."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
-    def __init__(self, size_bytes: int) -> None:
+
+class Pool:
+    """Keep buffers that were used, for the next who needs one: as many exist as were ever in use at once. Any thread.
+
+    With ``pages`` each begins on a page of memory, as direct writes ask for.
+    """
+
+    def __init__(self, size_bytes: int, *, pages: bool = False) -> None:
         self._size_bytes = size_bytes
-        self._free: list[bytearray] = []
-        self._mine: dict[int, bytearray] = {}
+        self._pages = pages
+        self._free: list[bytearray | mmap.mmap] = []
+        self._mine: dict[int, bytearray | mmap.mmap] = {}
 
     def __len__(self) -> int:
         """Return how many buffers there are."""
@@ -55,7 +65,7 @@ class Pool:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = bytearray(self._size_bytes)
+            buffer = mmap.mmap(-1, self._size_bytes) if self._pages else bytearray(self._size_bytes)
             self._mine[id(buffer)] = buffer
         return memoryview(buffer)
 

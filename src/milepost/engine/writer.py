@@ -135,10 +135,16 @@ def draft_of(
 
 def republish(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
     """Publish content that is stored already, as a new generation: for a trim or a rollback. Retires what ``keep`` drops."""
+    manifest = publish_stored(session, draft, keep)
+    retire_dropped(session)
+    return manifest
+
+
+def publish_stored(session: Session, draft: Manifest, keep: KeepRule) -> Manifest:
+    """Publish content that is stored already, and leave it to `retire_dropped` to delete what ``keep`` drops."""
     fresh = dataclasses.replace(draft, write_id=session.clock.nonce(), provenance=session.provenance)
     manifest = _commit(session, fresh, keep)
     session.events.write("published", generation=manifest.number, step=manifest.step, reason=manifest.reason)
-    retire_dropped(session)
     return manifest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -355,8 +356,28 @@ def test_what_is_not_finite_makes_a_generation_that_a_load_passes_over(root: str
 def test_keep_says_which_generations_stay(root: str) -> None:
     for value in range(1, 6):
         save(state(value), RunWriter(root, step=value, keep=milepost.Keep(last=2)), no_dist=True)
+    give_up(root)  # what they drop is deleted beside training
     assert numbers_of(root) == [4, 5]
     assert len(blobs_of(root)) == 2
+
+
+def test_what_is_dropped_is_deleted_beside_training_and_before_anything_else_is_done_to_the_root(root: str) -> None:
+    store = FaultStore(local(Path(root)))
+    writer = RunWriter(store, keep=milepost.Keep(last=1))
+    dcp.save(state(1), checkpoint_id="1", storage_writer=writer, no_dist=True)
+    gate = store.pause("delete", "blobs/*")
+    dcp.save(state(2), checkpoint_id="2", storage_writer=writer, no_dist=True)
+    gate.wait_until_reached()
+    loaded = state(0)
+    dcp.load(loaded, storage_reader=RunReader(root), no_dist=True)
+    assert loaded["step"] == state(2)["step"]
+    with ThreadPoolExecutor(1) as pool:
+        given_up = pool.submit(give_up, store)
+        assert len(blobs_of(root)) == 2
+        assert not given_up.done()
+        gate.release()
+        given_up.result()
+    assert len(blobs_of(root)) == 1
 
 
 def test_a_later_save_that_is_begun_before_the_first_has_ended_is_refused_and_the_first_ends_well(root: str) -> None:

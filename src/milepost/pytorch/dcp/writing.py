@@ -78,7 +78,8 @@ class _Leaf:
     def view(self) -> memoryview:
         """Return its bytes, and note if there are weights or moments among them that are not finite."""
         data = self.bring()
-        self.nonfinite = self.scanned and not is_finite(self.spec.dtype, data)
+        if self.scanned:
+            self.nonfinite, self.scanned = not is_finite(self.spec.dtype, data), False
         return data
 
 
@@ -174,7 +175,9 @@ def _planned(task: Task, parts: Sequence[_Part], base: Manifest | None) -> Plan:
     for part in parts:
         for leaf in part.leaves:
             if leaf.shareable and stored.knows(part.component, leaf.path, leaf.spec):
-                leaf.digest = digest_of(leaf.view(), strong=strong)
+                # What a healthy base has is finite; what it has not is looked at as it is written.
+                healthy = base is not None and base.healthy
+                leaf.digest = digest_of(leaf.bring() if healthy else leaf.view(), strong=strong)
             new.append(NewLeaf(part.component, leaf.path, leaf.spec, leaf.size_bytes, leaf.digest))
     return stored.plan(new)
 
