@@ -164,9 +164,11 @@ class Tale:
         self.finals.clear()
         if self.lives:
             self.lives[-1] = replace(self.lives[-1], made=self.made)
-            self.repeated += [self.made - step] if self.made > step else []
-            again = f"{self.made - step} steps to make again" if self.made > step else "nothing lost"
-            say(f"goes on from generation {generation} at step {step}: {again}")
+        again = max(0, self.made - step)
+        self.repeated += [again] if again else []
+        if self.kills:
+            whence = f"goes on from generation {generation} at step {step}" if generation else "begins anew"
+            say(f"{whence}: " + (f"{again} step{'s' * (again > 1)} to make again" if again else "nothing lost"))
         self.lives.append(Life(step, step))
         self.made = step
 

@@ -46,6 +46,7 @@ def draw_curves(axis: Any, alone: Tale, killed: Tale) -> None:
 
 def draw_lives(axis: Any, killed: Tale) -> None:
     following = [*killed.lives[1:], None]
+    axis.barh([], [], color="#c00000", label="made again")
     for number, (life, after) in enumerate(zip(killed.lives, following, strict=True), start=1):
         kept = life.made if after is None else min(life.made, after.begun)
         axis.barh(number, kept - life.begun, left=life.begun, color="#1f3a5f", height=0.55)
@@ -57,4 +58,4 @@ def draw_lives(axis: Any, killed: Tale) -> None:
         # One that died before it trained stands between two that did.
         places = [each.lives + 0.5 * (each.moment in ("start", "load")) for each in struck]
         axis.scatter([each.made for each in struck], places, marker=marker, color="#e08000", s=44, label=target, zorder=3)
-    axis.legend(loc="lower left", frameon=False, title="killed", ncols=2)
+    axis.legend(loc="lower left", frameon=False, title="where it was killed", ncols=2)

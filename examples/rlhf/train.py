@@ -94,7 +94,9 @@ def make_prompts(seed: int) -> TrainedFrontier:
     """Build this rank's loader. Its position is that of training, though sampling is ahead of it."""
     prompts = Prompts(BATCH * BATCHES_AN_EPOCH * dist.get_world_size(), seed)
     order = torch.utils.data.DistributedSampler(prompts, seed=seed)
-    return TrainedFrontier(StatefulDataLoader(prompts, batch_size=BATCH, sampler=order))
+    # A loader takes a seed from torch's generator when an epoch begins: ahead of training, and again after a restart.
+    chance = torch.Generator().manual_seed(seed)
+    return TrainedFrontier(StatefulDataLoader(prompts, batch_size=BATCH, sampler=order, generator=chance))
 
 
 def judge(rollout: Rollout, critic: nn.Module, reference: nn.Module) -> tuple[Tensor, Tensor]:
@@ -211,7 +213,7 @@ def main() -> None:
     parser.add_argument("--fileroot", default="runs/rlhf", help="checkpoints and exports go below it")
     parser.add_argument("--trial", default="first")
     parser.add_argument("--steps", type=int, default=80, help="in all, over all restarts")
-    parser.add_argument("--save-every", type=int, default=2, help="so many steps may be lost")
+    parser.add_argument("--save-every", type=int, default=3, help="so many steps may be lost")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)  # bits depend on the number of threads
