@@ -103,7 +103,7 @@ def test_what_are_no_counters_changes_nothing(state: Any) -> None:
     ticks = Ticks(None, 4, None, FakeClock())
     fired(ticks, range(5))
     before = ticks.state_dict()
-    with pytest.raises(CorruptError, match="not the counters"):
+    with pytest.raises(CorruptError, match="not counters by engine"):
         ticks.load_state_dict(state)
     assert ticks.state_dict() == before
 

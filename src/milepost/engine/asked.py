@@ -18,7 +18,8 @@ from milepost.engine.supervised import RESUME, SKIP
 from milepost.errors import StoreError, UsageError
 from milepost.publish import quarantine
 from milepost.publish.term import Claim
-from milepost.records import QuarantineMark
+from milepost.publish.view import View
+from milepost.records import QuarantineMark, Summary
 
 log = logging.getLogger("milepost")
 
@@ -61,17 +62,22 @@ def _read(variable: str, most: int | None = None) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def instead_of_latest(session: Session, wanted: Asked) -> int | None:
-    """Return the generation that stands for the latest of this run; None once this process has published one of its own.
+def instead_of_latest(url: str, run_id: str, head: Summary | None, wanted: Asked) -> int | None:
+    """Return the generation that stands for the latest of a run; None once this process has published one of its own.
 
     A script may open a run several times, one after the other: what is asked for holds until there is something newer.
     """
-    head = session.chain.head.number if session.chain.head else 0
-    if session.run_id not in wanted.resume:
+    if run_id not in wanted.resume:
         return None
-    if _heads.setdefault((session.store.url, session.run_id), head) != head:
-        return None
-    return wanted.resume[session.run_id][0]
+    now = head.number if head else 0
+    return wanted.resume[run_id][0] if _heads.setdefault((url, run_id), now) == now else None
+
+
+def without_skipped(view: View, wanted: Asked) -> View:
+    """Return what was read of a root with the marks that a claim would make, for who only reads: loading one kills it, too."""
+    numbers = [number for number in wanted.skip.get(view.run_id, ()) if number in view.live]
+    marks = {number: QuarantineMark(view.run_id, number, "kills-loader", _REASON, "", 0) for number in numbers}
+    return dataclasses.replace(view, marks={**view.marks, **marks}) if marks else view
 
 
 def mark_skipped(session: Session, claimed: Claim, numbers: Iterable[int]) -> Claim:

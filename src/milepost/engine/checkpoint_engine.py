@@ -242,7 +242,7 @@ class CheckpointEngine:
             traces = None if self._ready else self._claimed.traces
             made = Resuming(session, view, self.state, self._mismatches, self._trust_pickle, self._health_eval, traces=traces)
             made.overwritten, made.loading = self._overwritten, self._beat.load
-            made.instead = instead_of_latest(session, self._claimed.wanted)
+            made.instead = instead_of_latest(self._store.url, session.run_id, session.chain.head, self._claimed.wanted)
             self._looked = (head, made)
         return self._looked[1]
 

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from milepost.pytorch.export.saver import Saver
     from milepost.pytorch.export.uploading import Upload
     from milepost.pytorch.recover.engines import TrainEngine
-    from milepost.pytorch.recover.handler import RecoverHandler, RecoverInfo
+    from milepost.pytorch.recover.handler import RecoverHandler
     from milepost.pytorch.recover.inference import Inference, WeightUpdate
+    from milepost.pytorch.recover.info import RecoverInfo
     from milepost.pytorch.steps import StepInfo
 
 _HOMES = {
     "Contents": "milepost.pytorch.export.contents",
     "Inference": "milepost.pytorch.recover.inference",
     "RecoverHandler": "milepost.pytorch.recover.handler",
-    "RecoverInfo": "milepost.pytorch.recover.handler",
+    "RecoverInfo": "milepost.pytorch.recover.info",
     "Saver": "milepost.pytorch.export.saver",
     "StepInfo": "milepost.pytorch.steps",
     "TrainEngine": "milepost.pytorch.recover.engines",

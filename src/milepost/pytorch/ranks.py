@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -27,9 +27,14 @@ class Ranks:
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     @property
+    def rank(self) -> int:
+        """Return which of them this is."""
+        return 0 if self.count == 1 else dist.get_rank(self._group)
+
+    @property
     def is_first(self) -> bool:
         """Say whether this is the one that writes."""
-        return self.count == 1 or dist.get_rank(self._group) == 0
+        return self.rank == 0
 
     def told_by_first(self, value: T) -> T:
         """Return what the first rank has given."""
@@ -39,6 +44,26 @@ class Ranks:
         with _losses():
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
+
+    def told_by_all(self, value: T) -> list[T]:
+        """Return what each rank has given, by rank."""
+        if self.count == 1:
+            return [value]
+        told: list[Any] = [None] * self.count
+        with _losses():
+            dist.all_gather_object(told, value, group=self._group)
+        return told
+
+    def together(self, act: Callable[..., T], *args: Any) -> T:
+        """Do something on all ranks, and raise on all what one of them has met: see `agree`."""
+        failure: Exception | None = None
+        answer: Any = None
+        try:
+            answer = act(*args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
+            failure = error
+        self.agree(failure)
+        return answer  # type: ignore[no-any-return]
 
     def agree(self, failure: Exception | None) -> None:
         """Raise on all ranks what the lowest of those that failed has met; return on all if none has.

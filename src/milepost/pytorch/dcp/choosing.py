@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from milepost.engine.asked import Asked, asked, instead_of_latest, without_skipped
 from milepost.engine.reader import Source
 from milepost.engine.reads import Reads
 from milepost.errors import CorruptError, NotFoundError
-from milepost.lifecycle.recover import Skipped, choose
+from milepost.lifecycle.recover import Choice, Skipped, choose
 from milepost.lifecycle.retain import Keep
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
@@ -29,6 +31,8 @@ class Chosen:
     manifest: Manifest
     index: Index
     skipped: tuple[Skipped, ...] = ()
+    not_taken: str = ""
+    """Why it is not the one that a supervisor asks for, where it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +60,40 @@ def choose_generation(
 ) -> Chosen:
     """Return the generation to load: live, complete and healthy; bytes are verified as they are read.
 
+    What `milepost run` asks for (``MILEPOST_RESUME``) stands for the latest; what it has passed over is not taken.
+
     Raises `NotFoundError` if there is none, or none of that ``step``; `CorruptError` as `milepost.lifecycle.recover.choose`.
     """
+    told = asked()
     while True:
-        view = read(store)
+        view = without_skipped(read(store), told)
         wanted = which if step is None else _of_step(store, view, step)
         try:
-            by, mode = (keep.by, keep.mode) if keep else (None, "max")
-            choice = choose(store, view, wanted, by=by, mode=mode, full=False, rejected=tuple(rejected))
+            choice, not_taken = _choice(store, view, wanted, tuple(rejected), keep, told)
             if choice.manifest is None:
                 raise NotFoundError("this run has no generation yet", kind="no-generation", hint="save one first", root=store.url)
-            return _with_index(store, choice.manifest, choice.skipped, trust_pickle=trust_pickle)
+            return dataclasses.replace(
+                _with_index(store, choice.manifest, choice.skipped, trust_pickle=trust_pickle), not_taken=not_taken
+            )
         except (CorruptError, NotFoundError):
             # Retired while we looked, perhaps: then there is a newer head (PROTOCOL rule 20).
             if _head(read(store)) == _head(view):
                 raise
+
+
+def _choice(
+    store: Store, view: View, which: Which, rejected: tuple[Skipped, ...], keep: Keep | None, told: Asked
+) -> tuple[Choice, str]:
+    """Return what is chosen, and why that is not what was asked for in the place of the latest."""
+    by, mode = (keep.by, keep.mode) if keep else (None, "max")
+    instead = instead_of_latest(store.url, view.run_id, view.head, told) if which == "latest" else None
+    not_taken = ""
+    if instead is not None:
+        try:
+            return choose(store, view, instead, full=False, rejected=rejected), ""
+        except (NotFoundError, CorruptError) as error:
+            not_taken = f"generation {instead} was asked for, and cannot be gone on from: {error}"
+    return choose(store, view, which, by=by, mode=mode, full=False, rejected=rejected), not_taken
 
 
 def numbered(store: Store, wanted: Seen, *, trust_pickle: bool) -> Chosen:

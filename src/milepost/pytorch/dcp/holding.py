@@ -16,6 +16,7 @@ from typing import Literal
 
 from milepost.clock import SystemClock
 from milepost.engine import misuse
+from milepost.engine.asked import asked, instead_of_latest
 from milepost.engine.opening import hold, open_session
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import hold_ballast, with_ballast
@@ -39,7 +40,7 @@ from milepost.store.resolve import Where
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Say which generation this process's state goes back to."""
+    """Say which generation this process's state goes back to; number 0: to none, it starts anew."""
 
     run_id: str
     number: int
@@ -145,6 +146,9 @@ class Holding:
 
     def _take_up_load(self) -> None:
         load, session = take_load(self.session.store.url), self.session
+        if load is not None and not load.number:
+            session.build_on(None)
+            return
         if load is not None and load.run_id == session.run_id and load.number in session.chain.live:
             session.build_on(load_record(session.store, layout.manifest(load.number), Manifest), share=False)
 
@@ -163,12 +167,14 @@ def hold_root(store: Store, keep: Keep, lease_wait: float, take_over: bool) -> H
 
 def _claimed(store: Store, keep: Keep, lease_wait: float, take_over: bool) -> Holding:
     redact_the_log()
-    held, clock = ExitStack(), SystemClock()
+    held, clock, told = ExitStack(), SystemClock(), asked()
     guard = store.guard(wait_s=lease_wait, take_over=take_over)
     try:
         hold(guard, held, store.url)
-        opened = open_session(store, clock, keep, {}, incarnation=clock.nonce(), guard=guard, compress="off")
-        _go_on(opened.session.chain, store, opened.claimed.view)
+        opened = open_session(store, clock, keep, {}, incarnation=clock.nonce(), guard=guard, compress="off", wanted=told)
+        view = opened.claimed.view
+        instead_of_latest(store.url, view.run_id, view.head, told)  # what this process saves is newer than what is asked for
+        _go_on(opened.session.chain, store, view)
     except BaseException:
         held.close()
         raise

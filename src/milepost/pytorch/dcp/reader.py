@@ -7,8 +7,9 @@ the plans, and a rank that had found another, since one was published in between
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -30,6 +31,8 @@ from milepost.state.kinds import load_edges
 from milepost.store.base import Store
 from milepost.store.resolve import Where
 
+log = logging.getLogger("milepost")
+
 
 class RunReader(StorageReader):
     """Read a generation of a run root that `RunWriter` has written. Needs no claim, and may run beside training.
@@ -38,7 +41,7 @@ class RunReader(StorageReader):
     the newest of that step. Every byte that a rank reads is verified. What is damaged is a `CorruptError` naming the shard, the
     rank that wrote it and the one that reads it; ``dcp.load`` raises it on all ranks, within its ``CheckpointException``, and
     live tensors may then be half overwritten. ``skip`` are numbers that are not to be taken; `milepost.pytorch.dcp.load` falls
-    back by itself.
+    back by itself. Under `milepost run` its ``MILEPOST_RESUME`` stands for the latest, and its ``MILEPOST_SKIP`` is obeyed.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class RunReader(StorageReader):
         self.rejected = [Skipped(number, "damaged", "it was not to be taken") for number in skip]
         self.converted: tuple[str, ...] = ()
         """Which tensors here had another dtype than was saved, and what became of them."""
+        self.loading: Callable[[int], object] = lambda _: None
+        """Is told which generation is about to be loaded, on each rank: before any of it is."""
         self._step: int | None = None
         self._store: Store | None = None
         self._chosen: Chosen | None = None
@@ -97,6 +102,8 @@ class RunReader(StorageReader):
         if self._chosen is None:
             raise InternalError("a reader was set up before it has read any metadata", kind="not-read")
         self._coordinator, self._rank = is_coordinator, rank_of_this_process(kwargs)
+        if is_coordinator and self._chosen.not_taken:
+            log.warning("%s", self._chosen.not_taken)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return dataclasses.replace(plan, storage_data=seen(self._here))
@@ -125,6 +132,7 @@ class RunReader(StorageReader):
             plan = self._planned_anew(decided, planner)
         wanted = Wanted(self._opened, self._here.manifest, self._here.index, self._rank, self.trust_pickle)
         note_half(self._opened.url)
+        self.loading(self._here.manifest.number)
         read_items(wanted, plan.items, planner)
         self.converted = tuple(sorted(wanted.converted))
         note_load(self._opened.url, Load(self._here.manifest.run_id, self._here.manifest.number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -20,13 +20,13 @@ from milepost.pytorch.export.gathering import Memory, is_sharded, memory_for, ro
 from milepost.pytorch.export.huggingface import contents_of
 from milepost.pytorch.export.job import Job
 from milepost.pytorch.export.naming import check_engine, name_of, trial_directory
-from milepost.pytorch.ranks import Ranks
 from milepost.pytorch.export.retaining import checked_keep, to_remove
 from milepost.pytorch.export.shelf import Shelf
-from milepost.pytorch.ticking import Ticks
 from milepost.pytorch.export.uploading import Upload, Uploads
 from milepost.pytorch.export.writing import write_export
+from milepost.pytorch.ranks import Ranks
 from milepost.pytorch.steps import StepInfo
+from milepost.pytorch.ticking import Ticks
 from milepost.store.posix import Posix
 
 log = logging.getLogger("milepost")
@@ -133,22 +133,22 @@ class Saver:
         on all ranks; nothing is under the path then that was not there before.
         """
         path = self.path(step, engine=engine)
-        contents = self._together(self._prepare, model, tokenizer)
+        contents = self._ranks.together(self._prepare, model, tokenizer)
         beside = self._is_beside(contents)
         tensors = contents.tensors
         if beside or is_sharded(contents):
-            tensors = self._together(self._staged, contents)
+            tensors = self._ranks.together(self._staged, contents)
         if beside:
             if self._ranks.is_first:
                 self._job = Job(path, partial(self._write, engine, step, contents, tensors))
         else:
-            self._together(self._write_now, engine, step, contents, tensors)
+            self._ranks.together(self._write_now, engine, step, contents, tensors)
         self._ticks.exported(engine, step)
         return path
 
     def wait(self) -> None:
         """Wait until what is under way is durable. Raises `SaveFailed` if it failed: on all ranks, so all of them call."""
-        self._together(self._settle)
+        self._ranks.together(self._settle)
 
     def close(self) -> None:
         """Wait for what is under way, on this rank alone, and give the memory back; raises `SaveFailed`.
@@ -181,16 +181,6 @@ class Saver:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the counters of a run before. Intervals that have changed since hold from now on."""
         self._ticks.load_state_dict(state)
-
-    def _together(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Do something on all ranks, and raise on all what one of them has met."""
-        failure, answer = None, None
-        try:
-            answer = act(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
-            failure = error
-        self._ranks.agree(failure)
-        return answer
 
     def _prepare(self, model: Any, tokenizer: Any) -> Contents:
         self._settle()

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
+import getpass
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch.distributed as dist
 
 from milepost.clock import Clock, SystemClock
-from milepost.engine.mismatch import Answer
+from milepost.engine.mismatch import Answer, Mismatches
+from milepost.engine.redact import redact_the_log
+from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.stopping import Stop
+from milepost.publish.signed import open_root
+from milepost.publish.view import read
+from milepost.pytorch import dcp
+from milepost.pytorch.dcp.holding import Holding, Load, hold_root, note_half, note_load
+from milepost.pytorch.export.naming import trial_directory
+from milepost.pytorch.recover import payload
+from milepost.pytorch.recover.beside import Beside, Part
+from milepost.pytorch.recover.capturing import capture
 from milepost.pytorch.recover.engines import SaveMode, TrainEngine
+from milepost.pytorch.recover.flight import Flight
+from milepost.pytorch.recover.groups import Groups, make_groups
 from milepost.pytorch.recover.inference import Inference
+from milepost.pytorch.recover.info import RecoverInfo
+from milepost.pytorch.recover.loading import Loading
+from milepost.pytorch.recover.modes import mode_of
+from milepost.pytorch.recover.reading import Choosing
 from milepost.pytorch.steps import StepInfo
+from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
-from milepost.state.protocol import Stateful
+from milepost.state.rng import Rng
 
+log = logging.getLogger("milepost")
 
-@dataclass(frozen=True, slots=True)
-class RecoverInfo:
-    """Say what a load brought back. Training goes on at ``last_step_info.next().global_step``."""
-
-    last_step_info: StepInfo
-    generation: int
-    run_id: str
-    inexact: tuple[str, ...] = ()
-    """Why the run may not go on bit for bit; empty when it does."""
-    skipped: tuple[str, ...] = ()
-    """Newer generations that were passed over, and why."""
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """Return the step that was trained last."""
-        return self.last_step_info.global_step
-
-    @property
-    def exact(self) -> bool:
-        """Return whether the run goes on bit for bit, as far as milepost can tell."""
-        return not self.inexact
+Which = Literal["latest", "best", "never"] | int
+_TICKS = "recover"
+"""The name of the handler's own counters."""
 
 
 class RecoverHandler:
-    """Keep a training of one or several engines alive (skeleton)."""
+    """Keep a training of one or several engines alive (TODO)."""
 
     def __init__(
         self,
@@ -72,62 +72,227 @@ class RecoverHandler:
         stop: Stop | bool | None = None,
         grace: str | float | None = None,
         process_group: dist.ProcessGroup | None = None,
-        timeout_s: float = 600.0,
+        timeout_s: float = 1800.0,
         clock: Clock | None = None,
     ) -> None:
+        redact_the_log()
+        self.root = trial_directory(fileroot, user if user is not None else getpass.getuser(), experiment, trial)
+        self._on = mode_of(mode) == "on"
         self._clock = clock or SystemClock()
+        self._keep = keep or Keep(last=1)
+        self._ticks = Ticks(freq_epochs, freq_steps, freq_secs, self._clock)
+        self._mismatches = Mismatches({"schedule": "error", **(on_mismatch or {})})
+        self._guard = (lease_wait, take_over)
+        self._store = open_root(self.root, self._clock, key_file)
+        self._key_file, self._allow_pickle, self._trust_pickle = key_file, allow_pickle, trust_pickle
+        self._with_optim = with_optim
+        self._group, self._timeout_s = process_group, timeout_s
+        self._made: Groups | None = None
+        self._rng = Rng()
+        self._flight: Flight | None = None
+        self._state: Literal["new", "ready", "half", "closed"] = "new"
+        """What may be done: ``new``: nothing was loaded yet, ``half``: a load has failed half-way."""
 
     def load(
         self,
         engines: Mapping[str, TrainEngine],
         *,
-        dataloader: Stateful | None = None,
-        saver: Stateful | None = None,
-        evaluator: Stateful | None = None,
-        stats_logger: Stateful | None = None,
-        extra: Mapping[str, Stateful] | None = None,
+        dataloader: Part | None = None,
+        saver: Part | None = None,
+        evaluator: Part | None = None,
+        stats_logger: Part | None = None,
+        extra: Mapping[str, Part] | None = None,
         inference: Inference | None = None,
-        which: Literal["latest", "best", "never"] | int = "latest",
+        which: Which = "latest",
     ) -> RecoverInfo | None:
         """Bring everything back in place; None if there is nothing, or the handler is disabled."""
-        raise NotImplementedError
+        self._check_open()
+        if not self._on:
+            return None
+        payload.check_engines(engines)
+        beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
+        groups = self._groups
+        groups.ranks.together(self._settle)
+        groups.ranks.together(self._claim)
+        if which == "never":
+            self._start_anew()
+            return None
+        choosing = Choosing(self._store, groups.ranks, self._keep, self._trust_pickle)
+        loading = Loading(
+            choosing, engines, beside, self._rng, self._ticks, self._mismatches, inference, self._with_optim, groups.beside
+        )
+        try:
+            info = loading.load(which)
+        finally:
+            if loading.changed:
+                self._state = "half"
+                note_half(self._store.url)
+        self._state = "ready"
+        if info is not None:
+            self._tell(info, engines)
+        return info
 
     def dump(
         self,
         engines: Mapping[str, TrainEngine],
         step: StepInfo,
         *,
-        dataloader: Stateful | None = None,
-        saver: Stateful | None = None,
-        evaluator: Stateful | None = None,
-        stats_logger: Stateful | None = None,
-        extra: Mapping[str, Stateful] | None = None,
+        dataloader: Part | None = None,
+        saver: Part | None = None,
+        evaluator: Part | None = None,
+        stats_logger: Part | None = None,
+        extra: Mapping[str, Part] | None = None,
         metrics: Mapping[str, float] | None = None,
         force: bool = False,
     ) -> bool:
         """Save if it is due, as the last thing of a step, and return whether it was."""
-        raise NotImplementedError
+        self._check_open()
+        if not self._on:
+            return False
+        if not self._is_due(step, force=force):
+            return False
+        payload.check_engines(engines)
+        beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
+        before = self._ticks.state_dict()
+        try:
+            self._ticks.exported(_TICKS, step)
+            self._save(engines, step, beside, metrics or {})
+        except BaseException:
+            self._ticks.load_state_dict(before)
+            raise
+        return True
+
+    def _is_due(self, step: StepInfo, *, force: bool) -> bool:
+        """Say whether to save now. Alike on all ranks; where they have to talk for that, what failed beside is raised, too."""
+        ranks, flight = self._groups.ranks, self._flight
+        why = "forced" if force else self._ticks.due(_TICKS, step)
+        if self._ticks.tells_time or flight is not None:
+            why, over = ranks.told_by_first((why, flight is not None and flight.is_over))
+            if over:
+                ranks.together(self._settle)
+        return why is not None
+
+    def _save(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside, metrics: Mapping[str, float]) -> None:
+        ranks = self._groups.ranks
+        ranks.together(self._settle)
+        state = ranks.together(self._captured, engines, step, beside)
+        writer = ranks.together(self._writer, engines, step, metrics)
+        flight = self._flight = Flight(step.global_step, lambda free: self._write(state, writer))
+        flight.join()
+        self._flight = None
+        if flight.failure is not None:
+            raise flight.failure
+
+    def _captured(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside) -> dict[str, Any]:
+        self._check_may_save()
+        return capture(engines, step, beside, self._rng, self._groups.ranks.rank, handler=self._ticks.state_dict())
+
+    def _writer(self, engines: Mapping[str, TrainEngine], step: StepInfo, metrics: Mapping[str, float]) -> dcp.RunWriter:
+        return dcp.RunWriter(
+            self._store,
+            step=step.global_step,
+            metrics=metrics,
+            counters={"epochs": step.epochs_done},
+            keep=self._keep,
+            components=payload.components_of(engines),
+            allow_pickle=self._allow_pickle,
+            lease_wait=self._guard[0],
+            take_over=self._guard[1],
+        )
+
+    def _write(self, state: dict[str, Any], writer: dcp.RunWriter) -> dcp.Saved:
+        groups = self._groups
+        return dcp.save(state, writer, process_group=groups.beside, no_dist=groups.ranks.count == 1)
+
+    def _claim(self) -> Holding | None:
+        return hold_root(self._store, self._keep, *self._guard) if self._groups.ranks.is_first else None
+
+    def _start_anew(self) -> None:
+        holding = self._claim()
+        if holding is not None:
+            note_load(self._store.url, Load(holding.session.run_id, 0))
+        self._state = "ready"
+
+    def _settle(self) -> None:
+        """Wait for the save before, and raise what it failed with, once."""
+        flight, self._flight = self._flight, None
+        failure = flight.failed() if flight is not None else None
+        if failure is not None:
+            raise failure
+
+    def _check_open(self) -> None:
+        if self._state == "closed":
+            raise UsageError("this handler is closed", kind="closed", hint="construct a new one", root=self.root)
+
+    def _check_may_save(self) -> None:
+        if self._state == "half":
+            raise UsageError(
+                "a load has failed half-way, perhaps on another rank: the state is half old and half new, and is not saved",
+                kind="half-loaded",
+                hint="load a generation that is sound (handler.load), or start the processes anew",
+                root=self.root,
+            )
+        holding = self._claim()
+        if self._state == "new" and holding is not None and holding.session.chain.head is not None:
+            raise UsageError(
+                "this trial has generations, and they were not loaded; saving now would go on from somewhere else",
+                kind="not-resumed",
+                hint='call handler.load(...) first, or handler.load(..., which="never") to start anew',
+                root=self.root,
+            )
+
+    def _tell(self, info: RecoverInfo, engines: Mapping[str, TrainEngine]) -> None:
+        if not self._groups.ranks.is_first:
+            return
+        for text in (*info.skipped, *info.warnings):
+            log.warning("[recover] %s", text)
+        rates = [engine.optimizer.param_groups[0].get("lr") for engine in engines.values() if engine.optimizer is not None]
+        log.info(
+            "restored global_step=%d%s generation=%d exact=%s",
+            info.step,
+            f" learning_rate={float(rates[0]):g}" if rates and rates[0] is not None else "",
+            info.generation,
+            "yes" if info.exact else "no (" + "; ".join(info.inexact) + ")",
+        )
 
     def wait(self) -> None:
-        """Wait until what is under way is durable."""
-        raise NotImplementedError
+        """Wait until what is under way is durable. Raises `SaveFailed` if it failed: on all ranks, so all of them call."""
+        self._check_open()
+        if self._on:
+            self._groups.ranks.together(self._settle)
 
     def close(self) -> None:
-        """Wait for what is under way, and give the run root up."""
-        raise NotImplementedError
+        """Wait for what is under way, on this rank alone, and give the run root up; raises `SaveFailed`."""
+        if self._state == "closed":
+            return
+        try:
+            self._settle()
+        finally:
+            self._state = "closed"
+            if self._made is not None:
+                if self._made.ranks.is_first:
+                    dcp.give_up(self._store)
+                self._made.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def root(self) -> str:
-        """Return the run root."""
-        raise NotImplementedError
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            # The error that ends training is the one that counts.
+            log.error("[recover] %s", failure)
 
     @property
     def newest(self) -> Summary | None:
-        """Return the newest generation of this trial."""
-        raise NotImplementedError
+        """Return the newest generation of this trial; None if there is none. Reads the directory."""
+        return read(self._store).head if os.path.isdir(self.root) else None
+
+    @property
+    def _groups(self) -> Groups:
+        if self._made is None:
+            self._made = make_groups(self._group, self._timeout_s)
+        return self._made

@@ -1,7 +1,8 @@
 """Name what one generation of a training holds: the keys of its state dict, and which component each of them is.
 
-The state dict is ``{engine: {"model": {fqn: tensor}, "optim": ..., "lr_scheduler": Own(state)}, ..., "recover": Own(progress)}``;
-the actor is engine ``default``. What each rank has by itself (``rng``, ``data``) stands under ``own``, see `milepost.pytorch.dcp`.
+The state dict is ``{engine: {"model": {fqn: tensor}, "optim": ..., "lr_scheduler": Own(state)}, "recover": Own(progress)}`` with
+an entry for each engine; the actor is ``default``. What each rank has by itself (``rng``, ``data``) stands under ``own``, as in
+`milepost.pytorch.dcp.save`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def components_of(engines: Iterable[str]) -> dict[str, str]:
 
 
 def check_engines(engines: Iterable[str]) -> tuple[str, ...]:
-    """Return the engines' names in order. Raises `UsageError` (kind ``bad-name``) for one that cannot be a key and a directory."""
+    """Return the engines' names in order. Raises `UsageError` (kind ``bad-name``) for what cannot be a key and a directory."""
     names = tuple(engines)
     for name in names:
         if check_engine(name) in (RECOVER, OWN) or not name.replace("_", "").replace("-", "").isalnum() or not name.isascii():

@@ -1,0 +1,124 @@
+"""Capture and bring back what belongs to a training beside its engines: data, counters of other parts, the user's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from milepost.errors import UsageError
+from milepost.pytorch.recover.payload import DATA, RNG
+from milepost.records import Difference
+from milepost.state.protocol import Stateful
+from milepost.state.rng import Rng
+
+log = logging.getLogger("milepost")
+
+
+class Part(Protocol):
+    """Have a state to save: a data loader, a Saver, a counter of the user's own."""
+
+    def state_dict(self) -> Any:
+        """Return the state as plain data."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Overwrite the state."""
+
+
+_SINGLE = ("saver", "evaluator", "stats_logger")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Hold the objects beside the engines. All but the data are the same on all ranks."""
+
+    dataloader: Part | None = None
+    saver: Part | None = None
+    evaluator: Part | None = None
+    stats_logger: Part | None = None
+    extra: Mapping[str, Part] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in {"dataloader": self.dataloader, **self._parts()}.items():
+            if value is not None and (not isinstance(value, Stateful) or isinstance(value, type)):
+                raise UsageError(
+                    "what is to be saved needs state_dict and load_state_dict",
+                    kind="not-stateful",
+                    hint="a stateful data loader, or a small class of your own; milepost.Rng(...) for generators",
+                    name=name,
+                    type=type(value).__name__,
+                )
+
+    def _parts(self) -> dict[str, Part | None]:
+        single: dict[str, Part | None] = {name: getattr(self, name) for name in _SINGLE}
+        return {**single, **{f"extra/{name}": value for name, value in self.extra.items()}}
+
+    def states(self) -> dict[str, Any]:
+        """Return what stands in the progress record."""
+        found: dict[str, Any] = {name: part.state_dict() for name in _SINGLE if (part := getattr(self, name)) is not None}
+        if self.extra:
+            found["extra"] = {name: value.state_dict() for name, value in self.extra.items()}
+        return found
+
+    def own(self, rng: Rng) -> dict[str, Any]:
+        """Return what this rank has by itself."""
+        own: dict[str, Any] = {RNG: rng.state_dict()}
+        return own if self.dataloader is None else {**own, DATA: self.dataloader.state_dict()}
+
+    def differences(self, progress: Mapping[str, Any]) -> list[Difference]:
+        """Name what is on one side only."""
+        there = {name for name in _SINGLE if name in progress} | {f"extra/{name}" for name in progress.get("extra", {})}
+        here = {name for name, part in self._parts().items() if part is not None}
+        missing = [
+            Difference(name, "nothing", "something, which stays as it is", "missing-optional") for name in sorted(here - there)
+        ]
+        return missing + [Difference(name, "something", "nothing", "missing-optional") for name in sorted(there - here)]
+
+    def put_back(self, progress: Mapping[str, Any]) -> None:
+        """Overwrite what was saved; what was not stays as it is."""
+        saved = {**progress, **{f"extra/{name}": state for name, state in progress.get("extra", {}).items()}}
+        for name, part in self._parts().items():
+            if part is not None and name in saved:
+                part.load_state_dict(saved[name])
+
+    def put_data(self, own: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Bring the data loader back, and return what could not be: another number of ranks had different places in the data."""
+        states = [one[DATA] for one in own if DATA in one]
+        if self.dataloader is None:
+            return []
+        if not states:
+            return ["data: no position was saved, the one here stays as it is"]
+        if len(states) != len(own) or not all(is_same(states[0], state) for state in states[1:]):
+            return ["data: the ranks that saved were at different places, and there is another number of ranks now"]
+        self.dataloader.load_state_dict(states[0])
+        return []
+
+
+def put_rng(rng: Rng, own: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Bring this rank's generators back, and return why they could not be."""
+    if len(own) != 1 or RNG not in own[0]:
+        return ["rng: each rank's generators stay as they are, since another number of ranks has saved"]
+    differences = list(rng.state_differences(own[0][RNG]))
+    if differences:
+        return [f"rng: {difference}" for difference in differences]
+    rng.load_state_dict(own[0][RNG])
+    return []
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two plain states are equal, arrays and not-a-numbers included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other) or (one != one and other != other)
