@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from milepost.pytorch.export.saver import Saver
     from milepost.pytorch.export.uploading import Upload
     from milepost.pytorch.recover.engines import TrainEngine
+    from milepost.pytorch.recover.evaluator import Evaluator
+    from milepost.pytorch.recover.frontier import TrainedFrontier
     from milepost.pytorch.recover.handler import RecoverHandler
     from milepost.pytorch.recover.inference import Inference, WeightUpdate
     from milepost.pytorch.recover.info import RecoverInfo
@@ -20,24 +22,28 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Contents": "milepost.pytorch.export.contents",
+    "Evaluator": "milepost.pytorch.recover.evaluator",
     "Inference": "milepost.pytorch.recover.inference",
     "RecoverHandler": "milepost.pytorch.recover.handler",
     "RecoverInfo": "milepost.pytorch.recover.info",
     "Saver": "milepost.pytorch.export.saver",
     "StepInfo": "milepost.pytorch.steps",
     "TrainEngine": "milepost.pytorch.recover.engines",
+    "TrainedFrontier": "milepost.pytorch.recover.frontier",
     "Upload": "milepost.pytorch.export.uploading",
     "WeightUpdate": "milepost.pytorch.recover.inference",
 }
 
 __all__ = [
     "Contents",
+    "Evaluator",
     "Inference",
     "RecoverHandler",
     "RecoverInfo",
     "Saver",
     "StepInfo",
     "TrainEngine",
+    "TrainedFrontier",
     "Upload",
     "WeightUpdate",
 ]

@@ -38,6 +38,8 @@ class Ticks:
         self._clock = clock
         self._began_ns = clock.monotonic_ns()
         self._last: dict[str, Last] = {}
+        self._asked: dict[str, tuple[int, str | None]] = {}
+        """After which step each was asked for last in this process, and the answer, while nothing was done about it."""
 
     def due(self, engine: str, step: StepInfo) -> str | None:
         """Return the words for why an engine is due after a step, or None. Asked again, it answers the same."""
@@ -46,11 +48,26 @@ class Ticks:
         # One that was never seen, perhaps since its counters were not restored, has crossed no mark before this step.
         last = self._last.setdefault(engine, Last(step.global_step, step.epoch, self._began_ns))
         now = Reading(step=step.global_step + 1, epochs=step.epochs_done, monotonic_ns=self._clock.monotonic_ns())
-        return self._trigger.due(Reading(step=last.steps, epochs=last.epochs, monotonic_ns=last.at_ns), now)
+        why = self._trigger.due(Reading(step=last.steps, epochs=last.epochs, monotonic_ns=last.at_ns), now)
+        self.told(engine, step, why)
+        return why
+
+    def told(self, engine: str, step: StepInfo, why: str | None) -> None:
+        """Note what was answered: of several ranks, the first one's clock decides."""
+        self._asked[engine] = (step.global_step, why)
 
     def exported(self, engine: str, step: StepInfo) -> None:
         """Note that an engine was exported after a step."""
         self._last[engine] = Last(step.global_step + 1, step.epochs_done, self._clock.monotonic_ns())
+        self._asked[engine] = (step.global_step, None)
+
+    def unseen(self, step: StepInfo) -> list[str]:
+        """Return which engines have been asked for in this process, and not after this step: their counters are of one before."""
+        return [] if self._trigger is None else [one for one, (asked, _) in self._asked.items() if asked != step.global_step]
+
+    def undone(self, step: StepInfo) -> list[str]:
+        """Return which engines are due after this step, by the answer that was given, and nothing was done."""
+        return [one for one, (asked, why) in self._asked.items() if asked == step.global_step and why is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and no interval: these are the configuration's."""

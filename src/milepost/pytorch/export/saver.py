@@ -123,6 +123,7 @@ class Saver:
         why = self._ticks.due(check_engine(engine), step)
         if self._ticks.tells_time:
             why = self._ranks.told_by_first(why)  # each rank's clock is its own
+            self._ticks.told(engine, step, why)
         return None if why is None else self.save(model, step, engine=engine, tokenizer=tokenizer)
 
     def save(self, model: Any, step: StepInfo, *, engine: str = "default", tokenizer: Any = None) -> str:
@@ -145,6 +146,10 @@ class Saver:
             self._ranks.together(self._write_now, engine, step, contents, tensors)
         self._ticks.exported(engine, step)
         return path
+
+    def pending(self, step: StepInfo) -> tuple[str, ...]:
+        """Return which engines have not been asked for after a step, as sentences: see `milepost.pytorch.recover.seen`."""
+        return tuple(f"save_if_due() was not called for {one} after step {step.global_step}" for one in self._ticks.unseen(step))
 
     def wait(self) -> None:
         """Wait until what is under way is durable. Raises `SaveFailed` if it failed: on all ranks, so all of them call."""

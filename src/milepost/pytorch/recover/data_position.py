@@ -1,0 +1,148 @@
+"""Say what is saved of a place in the data, and read it again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milepost.errors import CorruptError
+
+_VERSION = 1
+_KIND = "trained-frontier"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Hold an epoch, from 0, and how many batches of it were drawn."""
+
+    epoch: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Hold the place in the data up to which everything is trained or dropped, and what is so beyond it."""
+
+    ordinal: int
+    """The first batch that is open, perhaps not drawn yet."""
+    place: Place
+    """Where in its epoch the loader was before that batch."""
+    loader: Any
+    """The loader's own state there."""
+    begun: bool
+    """Whether anything was drawn: else the loader is as it was made."""
+    beyond: tuple[tuple[int, int], ...]
+    """Half-open spans of the ordinals after it that are resolved, in order."""
+    open: int
+    """How many were given out and neither trained nor dropped."""
+    dropped: Mapping[str, int]
+    shares: int | None
+    """How many ranks share each epoch between them; None if each has all of it, or nobody can tell."""
+    batches: int | None
+    """How many batches an epoch has, if the loader says so."""
+
+    def ordinals(self) -> Iterator[int]:
+        """Yield what is resolved beyond the first open batch."""
+        for start, stop in self.beyond:
+            yield from range(start, stop)
+
+    def as_state(self) -> dict[str, Any]:
+        """Return the plain state to save."""
+        return {
+            "version": _VERSION,
+            "kind": _KIND,
+            "ordinal": self.ordinal,
+            "epoch": self.place.epoch,
+            "batches_of_epoch": self.place.batches,
+            "loader": self.loader,
+            "begun": self.begun,
+            "beyond": [list(span) for span in self.beyond],
+            "open": self.open,
+            "dropped": {**self.dropped},
+            "shares": self.shares,
+            "batches": self.batches,
+        }
+
+    def told(self, batches: int | None) -> str:
+        """Return in words where the data goes on, for the log."""
+        of = f" of {batches}" if batches is not None else ""
+        parts = [f"at batch {self.ordinal}: epoch {self.place.epoch}, after {self.place.batches}{of}"]
+        skipped = sum(stop - start for start, stop in self.beyond)
+        if skipped:
+            parts.append(f"{skipped} beyond it are trained or dropped already")
+        if self.open:
+            parts.append(f"{self.open} that were open are given out again")
+        if self.dropped:
+            parts.append("dropped so far: " + ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())))
+        return "; ".join(parts)
+
+
+def spans_of(ordinals: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Return half-open spans of whole numbers, in order.
+
+    >>> spans_of({7, 3, 4, 5})
+    ((3, 6), (7, 8))
+    """
+    spans: list[tuple[int, int]] = []
+    for ordinal in sorted(ordinals):
+        if spans and spans[-1][1] == ordinal:
+            spans[-1] = (spans[-1][0], ordinal + 1)
+        else:
+            spans.append((ordinal, ordinal + 1))
+    return tuple(spans)
+
+
+def read_position(state: Any) -> Position:
+    """Return what was saved. Raises `CorruptError` (kind ``bad-position``) for what is no place in any data."""
+    try:
+        if state["version"] != _VERSION or state["kind"] != _KIND:
+            raise ValueError(f"version {state['version']} of {state['kind']}")
+        found = Position(
+            ordinal=_count(state["ordinal"]),
+            place=Place(_count(state["epoch"]), _count(state["batches_of_epoch"])),
+            loader=state["loader"],
+            begun=_truth(state["begun"]),
+            beyond=tuple((_count(start), _count(stop)) for start, stop in state["beyond"]),
+            open=_count(state["open"]),
+            dropped={_text(reason): _count(count) for reason, count in state["dropped"].items()},
+            shares=None if state["shares"] is None else _count(state["shares"]),
+            batches=None if state["batches"] is None else _count(state["batches"]),
+        )
+        _check_order(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(
+            "this is no place in the data up to which everything is trained",
+            kind="bad-position",
+            hint="was it saved of a TrainedFrontier? a loader's own position is loaded by the loader",
+            cause=f"{type(error).__name__}: {error}",
+        ) from error
+    return found
+
+
+def _check_order(found: Position) -> None:
+    last = found.ordinal  # the first open batch is not resolved, and two spans do not touch
+    for start, stop in found.beyond:
+        if not last < start < stop:
+            raise ValueError(f"ordinals {start} to {stop} after {last}")
+        last = stop
+    if found.place.batches > found.ordinal or (not found.begun and (found.ordinal or found.beyond)):
+        raise ValueError(f"{found.place.batches} batches of an epoch before batch {found.ordinal}")
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
