@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from milepost import Keep, Stop, Stopped, every
 from milepost.clock import FakeClock
-from milepost.engine import beats, oneshot, resuming, stopping
+from milepost.engine import beats, oneshot, requests, resuming
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import ConflictError, SaveFailed, StoreError, UsageError
 from milepost.publish.view import read
@@ -632,7 +632,7 @@ class Listener:
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
     made = Listener()
-    monkeypatch.setattr(stopping, "listener", lambda: made)
+    monkeypatch.setattr(requests, "listener", lambda: made)
     monkeypatch.delenv("MILEPOST_STOP", raising=False)
     monkeypatch.delenv("MILEPOST_GRACE", raising=False)
     return made
@@ -669,7 +669,7 @@ def test_a_claim_that_fails_leaves_nobody_listening(tmp_path: Path, listener: Li
     def refuses() -> Any:
         raise UsageError("nobody can listen", kind="no-listener")
 
-    monkeypatch.setattr(stopping, "listener", refuses)
+    monkeypatch.setattr(requests, "listener", refuses)
     with pytest.raises(UsageError, match="nobody can listen"):
         CheckpointEngine(tmp_path, state=state_at(0), stop=True).claim()
     with Training(tmp_path) as other:

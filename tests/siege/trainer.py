@@ -23,7 +23,7 @@ import milepost
 from milepost import CheckpointEngine, Keep, Stop, every
 from milepost.clock import SystemClock
 from milepost.engine import provenance, writer_child
-from milepost.engine.stopping import listener
+from milepost.engine.requests import listener
 from milepost.publish.view import read
 from milepost.store.local import LocalStore
 from tests.siege.strikes import Late, Slots, Strike, Watch

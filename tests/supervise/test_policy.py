@@ -57,6 +57,18 @@ def test_a_failure_is_retried_as_often_as_the_budget_has_it_and_then_its_code_is
     assert (last.action, last.exit_code, last.why) == ("stop", 7, "retry 3/3 is spent, and no generation is new since")
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted", "restarts"), [(None, None, 3), (None, 1, 1), (None, 0, 0), (None, 5, 5), (2, 5, 2), (0, 5, 0), (4, 1, 4)]
+)
+def test_the_command_says_how_many_failures_it_may_have_unless_whoever_started_it_does(
+    given: int | None, wanted: int | None, restarts: int
+) -> None:
+    one = policy(failures=given)
+    failed = replace(FAILED, resumed=())
+    ends = [replace(failed, retries=wanted), *[failed] * 5]  # a later start may die before it can say so again
+    assert actions(one, *ends[: restarts + 1]) == ["restart"] * restarts + ["stop"]
+
+
 def test_a_new_generation_gives_every_budget_back() -> None:
     one = policy(failures=1)
     for _ in range(20):

@@ -12,7 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milepost.engine.beats import Beats
 from milepost.supervise.causes import End, StoppedRecord, classify
+from milepost.supervise.evidence import end_of
+from milepost.supervise.failure_record import FailureRecord
+from milepost.supervise.policy import Limits, Policy
 from milepost.supervise.torchrun import NAME, VARIABLE, exit_of_the_first, failure_in, first_failure
 
 SUMMARY = """\
@@ -72,6 +76,8 @@ def summary(code: int, name: str = "", traceback: str = "To enable traceback see
 
 
 KILLED = summary(-9, " (SIGKILL)", "Signal 9 (SIGKILL) received by PID 32505")
+LOST = FailureRecord(7, 1, "milepost.errors.ServiceError", "the ranks have lost each other", "abc", kind="rank-lost", exit_code=1)
+"""What the ranks that are left write down when one is gone."""
 
 
 @pytest.mark.parametrize(
@@ -102,10 +108,35 @@ def test_the_exit_of_the_first_rank_is_found(text: str, code: int | None) -> Non
         (End(1, None, stderr=TERMINATED, forwarded=(signal.SIGTERM,), stopped=StoppedRecord("SIGTERM", 75)), "preempted"),
         (End(1, None, stderr='Traceback (most recent call last):\n  File "r.py"\nImportError: no\n' + summary(1)), "import"),
         (End(1, None, stderr=KILLED, failure=failure_in(json.dumps(ERROR_FILE).encode())), "exception"),
+        # The one that is left says first that it has lost the other; what that one died of counts.
+        (End(1, None, stderr=KILLED, failure=LOST), "killed"),
+        (End(1, None, stderr=KILLED, failure=LOST, oom_kills=1), "host-memory"),
+        (End(1, None, stderr=summary(-11, " (SIGSEGV)"), failure=LOST), "native"),
+        (End(1, None, stderr=summary(1), failure=LOST), "connection"),
+        (End(1, None, failure=LOST), "connection"),
+        (End(1, None, stderr=summary(75), failure=LOST, stopped=StoppedRecord("SIGTERM", 75)), "preempted"),
     ],
 )
 def test_torchruns_1_is_what_its_first_rank_died_of(end: End, kind: str) -> None:
     assert classify(end).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("seen", "signum"),
+    [
+        (End(1, None, stderr=summary(-11, " (SIGSEGV)")), 11),
+        (End(1, None, stderr=KILLED), 9),
+        (End(1, None, stderr=summary(1)), None),
+        (End(0, None, stderr=summary(-11)), None),
+    ],
+)
+def test_a_rank_that_crashes_while_it_loads_speaks_against_what_it_loads(seen: End, signum: int | None, tmp_path: Path) -> None:
+    beats = Beats(1, "/runs/mine", "a-run", 3, -1, "resuming", 7, 0, 0)
+    end = end_of(tmp_path, [beats], 1, seen)
+    assert (end.rank_signal, end.loading) == (signum, ("a-run", 7))
+    policy = Policy(Limits(), lambda: 0.5)
+    skipped = [policy.decide(end, classify(end), asked_to_stop=False).skip for _ in range(2)]
+    assert skipped == [(), (("a-run", 7),) if signum == signal.SIGSEGV else ()]
 
 
 def test_a_script_under_record_leaves_its_failure_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

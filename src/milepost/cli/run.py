@@ -23,7 +23,7 @@ from milepost.supervise.hearing import Hearing
 from milepost.supervise.journal import Journal
 from milepost.supervise.listening_record import tell_an_outer_run
 from milepost.supervise.memory import OomKills
-from milepost.supervise.policy import Limits
+from milepost.supervise.policy import FAILURES, Limits
 from milepost.supervise.printing import Console
 from milepost.supervise.requeue import MOST, requeue
 from milepost.supervise.running import Bench, Outcome, Report, Request
@@ -57,9 +57,8 @@ json_option = click.option(
 @click.option(
     "--max-failures",
     type=click.IntRange(-1),
-    default=3,
-    show_default=True,
-    help=f"Start again so often after its own faults. {_FOREVER}",
+    default=None,
+    help=f"Start again so often after its own faults. {_FOREVER}  [default: what the command asks for, else {FAILURES}]",
 )
 @click.option(
     "--max-infrastructure",
@@ -93,7 +92,7 @@ json_option = click.option(
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
 def run(
     command: tuple[str, ...],
-    max_failures: int,
+    max_failures: int | None,
     max_infrastructure: int,
     max_preemptions: int,
     backoff: str,

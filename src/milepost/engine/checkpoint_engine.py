@@ -15,6 +15,7 @@ from milepost.clock import Clock, SystemClock
 from milepost.engine import misuse, supervised
 from milepost.engine.asked import instead_of_latest
 from milepost.engine.beats import Beat
+from milepost.engine.between import Apart, EngineApart
 from milepost.engine.components import components_of
 from milepost.engine.metrics import Metrics
 from milepost.engine.mismatch import Answer, Mismatches
@@ -22,6 +23,7 @@ from milepost.engine.opening import Opened, Opening
 from milepost.engine.overhead import Meter
 from milepost.engine.process_writer import check_process_writer, deadline_of
 from milepost.engine.redact import redact_the_log
+from milepost.engine.requests import settings_of
 from milepost.engine.resuming import Resuming, parts_asked_for
 from milepost.engine.safe_points import SafePoints
 from milepost.engine.save_errors import SaveErrors
@@ -29,7 +31,7 @@ from milepost.engine.saving import Saving
 from milepost.engine.scrubbing import Scrubbing, period_of
 from milepost.engine.session import BLOB_BYTES, Session
 from milepost.engine.settings import WriterKind, check_settings, whole
-from milepost.engine.stopping import Stops, settings_of
+from milepost.engine.stopping import Stops
 from milepost.errors import MilepostError
 from milepost.lifecycle.budget import Overhead
 from milepost.lifecycle.grace import grace_here
@@ -73,7 +75,6 @@ class CheckpointEngine:
 
     Raises `UsageError` for settings that cannot work (kinds ``bad-setting``, ``no-process-writer``). ``blob_bytes`` is the size
     above which what one save writes is split into several files.
-
     One thread uses an engine; any other may call `flush_staged`, `stop_by` and `withdraw`. Saves are called at safe points only:
     places where the state is a consistent cut.
     """
@@ -118,8 +119,7 @@ class CheckpointEngine:
         self._mismatches = Mismatches(dict(on_mismatch or {}), strict, frozenset(name.partition("/")[0] for name in prints))
         self._errors = SaveErrors(self._store.url, on_save_error, save_errors_max)
         self._opening = Opening(self._store, self._clock, self.keep, prints, lease_wait, take_over, blob_bytes, compress)
-        self._trust_pickle, self._health_eval = trust_pickle, health_eval
-        self._scrub_s = period_of(scrub)
+        self._trust_pickle, self._health_eval, self._scrub_s = trust_pickle, health_eval, period_of(scrub)
         self._metrics, self._meter = Metrics(self.keep), Meter(self._clock, when, grace_here(grace))
         measured, staging = (self._metrics, self._meter, self._errors), (allow_pickle, dict(exactness or {}), staging_bytes)
         self._saving = Saving(self.state, self._clock, *measured, writer, deadline_of(writer_deadline), *staging)
@@ -322,6 +322,11 @@ class CheckpointEngine:
     def last_call_ns(self) -> int | None:
         """Return after which instant of the monotonic clock no save would be durable before the deadline; None: there is none."""
         return self._stops.last_call_ns
+
+    @property
+    def apart(self) -> Apart:
+        """Return what a thread beside training sees of this engine. For `milepost.supervise`."""
+        return EngineApart(self)
 
     @property
     def overhead(self) -> Overhead:

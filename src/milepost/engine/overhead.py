@@ -90,7 +90,7 @@ class Meter:
         self._told_staged = (0, 0, 0)
         self._resumed_ns: int | None = None
 
-    def begin(self, now_ns: int, events: Events, *, resumed: bool = False) -> None:
+    def begin(self, now_ns: int, events: Events | None, *, resumed: bool = False) -> None:
         """Count from here: the state is new, or was loaded. What a save costs in this process stays known.
 
         ``resumed``: it was loaded at a safe point, and training goes on from that to the next one.

@@ -1,4 +1,4 @@
-"""Know what is to end this process: who listens for it, what has fired, and what was done about it."""
+"""Decide for one engine what to do about the end that is coming, and note what was done about it."""
 
 from __future__ import annotations
 
@@ -7,103 +7,42 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import Any, Protocol
 
 from milepost.clock import Clock
 from milepost.engine import supervised
+from milepost.engine.between import Stoppable
 from milepost.engine.overhead import Meter
+from milepost.engine.requests import Requests
 from milepost.engine.save_errors import SaveErrors
 from milepost.engine.saving import Saving
 from milepost.engine.session import Session
-from milepost.errors import UsageError
-from milepost.lifecycle.amounts import seconds_of
-from milepost.lifecycle.grace import Grace
-from milepost.lifecycle.stopping import (
-    EXIT_CODE,
-    GRACE_S,
-    Decision,
-    Stop,
-    StopBy,
-    Stopped,
-    decide,
-    expected_s,
-    last_call_ns,
-    leading,
-)
+from milepost.lifecycle.stopping import Decision, Stop, StopBy, Stopped, decide, expected_s, last_call_ns
 from milepost.lifecycle.triggers import Reading
 from milepost.records import Summary
 
 log = logging.getLogger("milepost")
 
-GROUP = "milepost.stop"
-_FOREVER_S = 1e9
-"""A deadline lies no further ahead, whatever somebody has said: thirty years."""
 _CALM_NS = 10**9
 """For how long at most it is not looked at again how much time is left."""
 _MEASURE_NS = 60 * 10**9
 """How often it is found out how large a state is that no save has been measured of, while there is a deadline far away."""
 
-
-class Listening(Protocol):
-    """Tell one engine what was heard. Made by whoever stands behind the entry point ``signals`` of `GROUP`."""
-
-    def poll(self) -> None:
-        """Hand on what was heard since the last safe point. Free when that is nothing."""
-
-    def close(self) -> None:
-        """Listen for this engine no more."""
-
-
-Listen = Callable[[Stop, Any], Listening]
-
-
-def settings_of(stop: Stop | bool | None, grace: Grace | None) -> Stop | None:
-    """Return what to listen to, with a ``grace`` in seconds; None: to nothing. Raises `UsageError` (kind ``bad-setting``)."""
-    wanted: object = os.environ.get(supervised.STOP) == "1" if stop is None else stop
-    if isinstance(wanted, bool):
-        wanted = Stop() if wanted else None
-    if wanted is None:
-        return None
-    if not isinstance(wanted, Stop):
-        hint = 'stop=milepost.Stop(grace="90s"), stop=True, or stop=False to listen to nothing'
-        raise UsageError("an engine cannot be stopped like that", kind="bad-setting", hint=hint, stop=wanted)
-    seconds = seconds_of(wanted.grace) if wanted.grace is not None else grace.grace_s if grace else GRACE_S
-    return dataclasses.replace(wanted, grace=seconds)
-
-
-def listener() -> Listen:
-    """Return what listens to signals, notices and limits for this process. Raises `UsageError` (kind ``no-listener``)."""
-    for each in entry_points(group=GROUP, name="signals"):
-        found: Listen = each.load()
-        return found
-    hint = "install milepost anew: its entry points are missing. stop=False listens to nothing"
-    raise UsageError("nothing here can listen for signals", kind="no-listener", hint=hint, group=GROUP)
-
-
 _claimed: weakref.WeakSet[Stops] = weakref.WeakSet()
 """Those of the engines of this process that hold a root."""
 
 
-class Stops:
-    """Be what one engine knows of the end that is coming. `by` and `withdraw` may be called from a signal handler."""
+class Stops(Requests):
+    """Be what one engine knows of the end that is coming."""
 
     def __init__(self, clock: Clock, settings: Stop | None, meter: Meter, saving: Saving, errors: SaveErrors) -> None:
-        self.settings = settings
-        self._clock = clock
+        super().__init__(clock, settings)
         self._meter = meter
         self._saving = saving
         self._errors = errors
-        self._requests: dict[str, StopBy] = {}
-        """By path. Changed in single steps: a signal may strike between any two."""
         self._early: dict[str, int] = {}
         """The paths for which an early save was begun, with the number of saves that had failed by then."""
         self._told: frozenset[str] = frozenset()
-        self._listening: Listening | None = None
         self._thread = 0
-        self._asked: object = None
-        """Another with each change of the requests: whoever has seen one has seen all before it."""
         self._calm: tuple[object, int] = (None, 0)
         """Which requests leave time to train until when, whatever the next safe points find."""
         self._measure_ns = 0
@@ -115,59 +54,37 @@ class Stops:
         self.has_left = False
         """The last save was made; the process waits for another engine of this thread."""
 
-    def listen(self, engine: object) -> None:
-        """Begin to listen, if that was asked for."""
+    def listen(self, engine: Stoppable) -> None:
         self._thread = threading.get_ident()
         _claimed.add(self)
-        if self.settings is not None:
-            self._listening = listener()(self.settings, engine)
+        super().listen(engine)
 
     def close(self) -> None:
-        """Listen no more. May be called again."""
         _claimed.discard(self)
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None  # only now: interrupted, it is closed by the next who closes the engine
+        super().close()
 
-    def by(
-        self, within: str | float | None, path: str, exit_code: int = EXIT_CODE, at_once: bool = True, early: bool = False
-    ) -> None:
-        """Note a request. One path that fires again cannot move its deadline back."""
-        seconds = None if within is None else seconds_of(within)
-        deadline_ns = None if seconds is None else self._clock.monotonic_ns() + round(min(seconds, _FOREVER_S) * 1e9)
-        before = self._requests.get(path)
-        if before is not None and before.deadline_ns is not None:
-            deadline_ns = before.deadline_ns if deadline_ns is None else min(deadline_ns, before.deadline_ns)
-        self._requests[path] = StopBy(path, deadline_ns, exit_code, at_once, early)
-        self._asked = object()
-
-    def withdraw(self, path: str) -> None:
+    def withdraw(self, path: str) -> bool:
         """Forget a request; an early save that was made for it was one more save."""
         self._early.pop(path, None)
-        if self._requests.pop(path, None) is not None:
+        is_gone = super().withdraw(path)
+        if is_gone:
             self._meter.tell("withdrawn", {"path": path})
             self.has_left = self.has_left and bool(self._requests)
-            self._asked = object()
-
-    @property
-    def leading(self) -> StopBy | None:
-        """Return the request that decides, with the earliest deadline of all; None while nobody wants an end."""
-        return leading(list(self._requests.values())) if self._requests else None
+        return is_gone
 
     @property
     def last_call_ns(self) -> int | None:
         """Return after which instant no save would be durable in time; None while there is no deadline."""
-        return last_call_ns(list(self._requests.values()), self._meter.costs, self._saving.size_bytes)
+        return last_call_ns(self.all, self._meter.costs, self._saving.size_bytes)
 
     def decide(self, session: Session, now_ns: int, step: int) -> Decision:
         """Return what this safe point is for."""
         comes_again, self._at = self._at == step, step
-        if self._listening is not None:
-            self._listening.poll()
+        self.poll()
         asked = self._asked  # before the requests are looked at: one that comes meanwhile is seen at the next safe point
         if not self._requests or (asked is self._calm[0] and now_ns < self._calm[1]):
             return "train"
-        requests, costs = list(self._requests.values()), self._meter.costs
+        requests, costs = self.all, self._meter.costs
         self._tell(requests, now_ns)
         is_late = not comes_again and self._others_have_passed(step)
         if is_late:
@@ -227,7 +144,7 @@ class Stops:
         if not self.has_left and self._others_are_due():
             self.has_left = True
             return None
-        _leave_record(facts)
+        leave_stopped(facts)
         summary: Summary | None = session.chain.head
         return Stopped(request.exit_code, request.path, summary)
 
@@ -246,7 +163,7 @@ class Stops:
         session.events.write("stopped", **facts, left_out=sorted(left_out))
         log.info("stopped by %s at step %d: the newest generation is %s", request.path, now.step, head and head.number)
         if record:
-            _leave_record(facts)
+            leave_stopped(facts)
         return facts
 
     def _others_are_due(self) -> bool:
@@ -269,11 +186,11 @@ class Stops:
     @property
     def is_due(self) -> bool:
         """Return whether this engine is to leave, and has not saved for it."""
-        if self._listening is not None:
-            self._listening.poll()
-        return not self.has_left and any(each.at_once for each in list(self._requests.values()))
+        self.poll()
+        return not self.has_left and any(each.at_once for each in self.all)
 
 
-def _leave_record(facts: dict[str, object]) -> None:
+def leave_stopped(facts: dict[str, object]) -> None:
+    """Leave word for a supervisor, if there is one, that this process ends because it was told to."""
     if (folder := supervised.folder()) is not None:
         supervised.leave_record(folder, f"stopped-{os.getpid()}", facts)

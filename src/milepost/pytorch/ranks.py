@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from milepost.errors import MilepostError, ServiceError
@@ -44,6 +45,15 @@ class Ranks:
         with _losses():
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
+
+    def highest(self, values: Sequence[int]) -> list[int]:
+        """Return the highest of each of some numbers among all ranks: one exchange of a few words."""
+        if self.count == 1:
+            return [*values]
+        told = torch.tensor(values, dtype=torch.int64)
+        with _losses():
+            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
+        return [int(each) for each in told.tolist()]
 
     def told_by_all(self, value: T) -> list[T]:
         """Return what each rank has given, by rank."""

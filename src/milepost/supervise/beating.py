@@ -14,7 +14,7 @@ from milepost.engine import beats
 from milepost.engine.beats import Beats
 from milepost.engine.supervised import files_in, read_records
 from milepost.store.process import process_start_time
-from milepost.supervise.causes import StoppedRecord
+from milepost.supervise.causes import RetriesRecord, StoppedRecord
 
 Life: TypeAlias = Literal["unknown", "beating", "suspect", "hung"]
 
@@ -106,6 +106,11 @@ def trains(found: Mapping[str, Beats]) -> bool:
 def stopped_of(folder: Path) -> StoppedRecord | None:
     """Return how an engine of this attempt left when it was told to; of several the first that can be read."""
     return next(read_records(folder, "stopped", StoppedRecord), None)
+
+
+def retries_of(folder: Path) -> int | None:
+    """Return how often the command of this attempt wants to be started again; of several the most. None: none says."""
+    return max((each.retries for each in read_records(folder, "retries", RetriesRecord) if each.retries >= 0), default=None)
 
 
 def stopped_behind(folder: Path, leader: int) -> bool:

@@ -45,6 +45,13 @@ class StoppedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RetriesRecord:
+    """Hold how often a command wants to be started again after failures of its own."""
+
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Hold what was seen of one attempt."""
 
@@ -63,6 +70,8 @@ class End:
     """The last of it."""
     failure: FailureRecord | None = None
     stopped: StoppedRecord | None = None
+    rank_signal: int | None = None
+    """The signal that ended the rank which failed first, where torchrun says so."""
     is_covered: bool = False
     """All that trained left so, behind the first process: an exit code of 0 is that of a wrapper (``| tee``)."""
     phase: str = ""
@@ -76,6 +85,8 @@ class End:
     published: bool = False
     """A generation is new since it was started."""
     duration_s: float = 0.0
+    retries: int | None = None
+    """How often it wants to be started again after failures of its own; None: it does not say."""
 
     @property
     def ended_by(self) -> int | None:
@@ -126,6 +137,7 @@ _MILEPOST = {
     "replaced": "fenced",
     "nothing-valid": "nothing-valid",
     "missing-extra": "import",
+    "rank-lost": "connection",
     "half-loaded": "exception",  # a UsageError that the next start heals
 }
 _EXIT_CODES = {
@@ -179,6 +191,8 @@ _ERRNOS = {
 _ITS_TIME = ("limit", "SLURM", "its time limit")
 _BENEATH = ("device-memory", "device-assert", "device", "nccl", "disk-full", "stale", "read-only", "memory", "connection", "io")
 """What may be the cause of another exception and decides then; a missing module, say, is tried and caught all the time."""
+_PEERS = ("connection", "nccl")
+"""What a process fails of where another that it works with is gone."""
 _WRAPPERS = ("ChildFailedError", "SignalException")
 """Exceptions that only say that another process has failed: that one's is the cause."""
 
@@ -202,8 +216,7 @@ def _by_the_end(end: End, text: str) -> Found | None:
         return "hang", f"its heartbeat stopped{where}{_at(end.step)}; it was ended"
     # Whatever the exit is then: torchrun's is 1, and a device's library may crash when all is saved. But an engine that could
     # not save says so, and only a peer that fails because this process has left says nothing.
-    peers = ("connection", "nccl")
-    if end.stopped is not None and (end.failure is None or _of_a_record(end.failure, text)[0] in peers):
+    if end.stopped is not None and (end.failure is None or _of_a_record(end.failure, text)[0] in _PEERS):
         left = _of_a_stop(end.stopped)
         if left is not None:
             return left
@@ -275,9 +288,12 @@ def _of_a_crash(number: int, text: str) -> Found:
 
 def _of_a_failure(end: End, text: str) -> Found:
     """Return what an exception says: that which the process wrote down, else the one it printed, else its exit code."""
+    rank = exit_of_the_first(text) if end.exit_code == 1 else None
     if end.failure is not None and end.failure.type.rpartition(".")[2] not in _WRAPPERS:
-        return _of_a_record(end.failure, text)
-    if end.exit_code == 1 and (rank := exit_of_the_first(text)) not in (None, 0, 1):
+        found = _of_a_record(end.failure, text)
+        if found[0] not in _PEERS or rank in (None, 0, 1):
+            return found  # else it failed since another rank was gone, and it is known what that one died of
+    if rank not in (None, 0, 1):
         return _of_a_rank(end, rank, text)
     if end.exit_code == EXIT_CODE:
         return "requeue-asked", "it asked to be started again (exit code 75)"

@@ -8,17 +8,13 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from milepost.clock import Clock
-from milepost.engine.between import is_only_staged, is_published, now_ns, step_of
+from milepost.engine.between import Stoppable
 from milepost.errors import MilepostError
 from milepost.lifecycle.stopping import INTERRUPTED, StopBy
 from milepost.supervise.lookout import EVERY_S, MARGIN_S, Lookout
 from milepost.supervise.notices import Notice
-
-if TYPE_CHECKING:
-    from milepost.engine.checkpoint_engine import CheckpointEngine
 
 log = logging.getLogger("milepost")
 
@@ -28,7 +24,7 @@ _AGAIN_S = 1.0
 class Listening:
     """Be what one engine hears. Any thread may call `poll`; `close` gives signals back in the main thread only."""
 
-    def __init__(self, engine: CheckpointEngine, lookout: Lookout, grace_s: float, closed: Callable[[Listening], object]) -> None:
+    def __init__(self, engine: Stoppable, lookout: Lookout, grace_s: float, closed: Callable[[Listening], object]) -> None:
         self.engine = weakref.ref(engine)
         """Not held: an engine that nobody uses any more is to be freed."""
         self.grace_s = grace_s
@@ -61,7 +57,7 @@ class Listening:
     def step(self) -> int:
         """Return the last safe point of the engine; -1 if there was none, or it is gone."""
         engine = self.engine()
-        return step_of(engine) if engine is not None else -1
+        return engine.apart.step if engine is not None else -1
 
     def poll(self) -> None:
         """Tell the engine of signals that came since the last time."""
@@ -77,7 +73,7 @@ class Listening:
                 self._heard += 1  # only now: another's handler may raise in the midst of it
                 self._lookout.told = max(self._lookout.told, self._heard)
 
-    def _tell(self, engine: CheckpointEngine, path: str, at_ns: int) -> None:
+    def _tell(self, engine: Stoppable, path: str, at_ns: int) -> None:
         if path == "SIGINT":
             engine.stop_by(None, path=path, exit_code=INTERRUPTED)
             text = "%s: training stops at its next safe point, once all is saved; another one ends it at once"
@@ -116,19 +112,19 @@ class Listening:
         self.is_over = self.may_end = False
         if engine is None or request is None or request.deadline_ns is None or last_ns is None:
             return EVERY_S
-        before_s = (last_ns - now_ns(engine)) / 1e9
+        before_s = (last_ns - engine.apart.now_ns) / 1e9
         if before_s > 0:
             return before_s
-        if is_only_staged(engine) and not self._flush(engine, request):
+        if engine.apart.is_only_staged and not self._flush(engine, request):
             return _AGAIN_S
-        self.may_end = is_published(engine)
-        after_s = (request.deadline_ns - now_ns(engine)) / 1e9 - MARGIN_S
+        self.may_end = engine.apart.is_published
+        after_s = (request.deadline_ns - engine.apart.now_ns) / 1e9 - MARGIN_S
         self.is_over = after_s <= 0
         return _AGAIN_S if self.is_over else min(after_s, _AGAIN_S)
 
-    def _flush(self, engine: CheckpointEngine, request: StopBy) -> bool:
+    def _flush(self, engine: Stoppable, request: StopBy) -> bool:
         try:
-            saved = engine.flush_staged(f"stopped by {request.path}, in the midst of a rollout")
+            saved = engine.apart.flush(f"stopped by {request.path}, in the midst of a rollout")
         except MilepostError as error:
             if not self._failed:
                 log.error("%s: the last safe point could not be saved, which is tried again: %s", request.path, error)
@@ -142,7 +138,7 @@ class Listening:
     def warn_of_slow_saves(self) -> None:
         """Say it when a save has taken longer than a signal leaves; and again when one takes much longer still."""
         engine = self.engine()
-        slowest_s = engine.overhead.costs.slowest_s if engine is not None else 0.0
+        slowest_s = engine.apart.slowest_s if engine is not None else 0.0
         if slowest_s > self._told_s:
             self._told_s = 1.5 * slowest_s
             log.warning(

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from milepost.clock import Clock
-from milepost.engine.between import between_safe_points, note_the_end
 from milepost.supervise.dispositions import TWICE_NS, Dispositions
 from milepost.supervise.leaving import end_process
 from milepost.supervise.notice_watch import NoticeWatch
@@ -175,7 +174,7 @@ class Lookout:
         with ExitStack() as held:
             engines = [engine for each in self.ears if (engine := each.engine()) is not None]
             request = first.request
-            if request is None or not all(held.enter_context(between_safe_points(engine)) for engine in engines):
+            if request is None or not all(held.enter_context(engine.apart.held()) for engine in engines):
                 return
             log.warning(
                 "%s: no safe point came in time; the last one is durable, and the process ends here with %d",
@@ -183,5 +182,5 @@ class Lookout:
                 request.exit_code,
             )
             for engine in engines:
-                note_the_end(engine, request)
+                engine.apart.note_the_end(request)
             end_process(request.exit_code)

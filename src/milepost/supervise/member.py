@@ -118,6 +118,8 @@ class Member:
     exit_code: int | None = None
     """Of its last process; None before, and when another one is to follow."""
     why: str = ""
+    told_retries: int | None = None
+    """How often its command wants to be started again, as that was told last."""
 
     @property
     def standing(self) -> str:

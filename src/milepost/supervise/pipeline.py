@@ -226,6 +226,9 @@ class Pipeline:
         """Say what follows from an end that nobody asked for."""
         self._count_progress(0)
         facts = {"exit_code": end.exit_code, "signal": end.signal, "kind": cause.kind, "fault": cause.fault}
+        if end.retries is not None and end.retries != member.told_retries:
+            member.told_retries = end.retries
+            self._cast.tell("retries", member, wording.retries(end.retries, member.role.max_failures), retries=end.retries)
         self._cast.tell("ended", member, wording.ended(end, cause), **facts)
         # What the trainer publishes is everybody's progress: a sampler that fails once a day is no crash loop.
         end = replace(end, published=end.published or self._cast.published > member.published)

@@ -20,6 +20,8 @@ from milepost.supervise.kinds import KINDS, Kind
 Generation: TypeAlias = tuple[str, int]
 """A run id and a number."""
 
+FAILURES = 3
+"""How often a command is started again after failures of its own, where neither it nor anybody else says."""
 _SAVED = ("preempted", "notice", "time-up")
 _LOADERS_KILLED = 2
 _OF_ITSELF = frozenset(
@@ -39,8 +41,8 @@ class Limits:
     Raises `UsageError` (kind ``bad-setting``).
     """
 
-    failures: int = 3
-    """After failures of its own."""
+    failures: int | None = None
+    """After failures of its own. None: as often as the command wants (``retries`` of a `RecoverHandler`), else three times."""
     infrastructure: int = 10
     """After failures of machines, devices, networks and disks."""
     preemptions: int = -1
@@ -48,7 +50,7 @@ class Limits:
     """The most that the first wait may be, and the most that any may be; each may be twice the one before."""
 
     def __post_init__(self) -> None:
-        if min(self.failures, self.infrastructure, self.preemptions) < -1:
+        if min(self.failures or 0, self.infrastructure, self.preemptions) < -1:
             raise UsageError("a number of restarts is 0 or more; -1 is without limit", kind="bad-setting", limits=self)
         first, longest = self.backoff_s
         if not 0 <= first <= longest < float("inf"):
@@ -80,6 +82,7 @@ class Policy:
         self._limits = limits
         self._draw = draw
         self._standing = ""
+        self._wanted = FAILURES
         self._seen: set[tuple[str, int]] = set()
         self._doubted: set[Generation] = set()
         self._begin_anew()
@@ -103,6 +106,8 @@ class Policy:
     def decide(self, end: End, cause: Cause, *, asked_to_stop: bool) -> Decision:
         """Return what comes after ``end``. ``asked_to_stop``: `milepost run` itself was told to end."""
         kind = KINDS[cause.kind]
+        if end.retries is not None:
+            self._wanted = end.retries
         code = exit_code_of(end, kind)
         if cause.kind == "done":
             return Decision("done", 0.0, 0, "it is done")
@@ -160,7 +165,8 @@ class Policy:
 
     def _limit(self, cause: Cause) -> int:
         limits = self._limits
-        return {"user": limits.failures, "infrastructure": limits.infrastructure}.get(cause.budget, limits.preemptions)
+        failures = self._wanted if limits.failures is None else limits.failures
+        return {"user": failures, "infrastructure": limits.infrastructure}.get(cause.budget, limits.preemptions)
 
     def _look_at_the_loader(self, end: End) -> str:
         """Note what was being loaded when the process crashed or hung; the second time the next start marks and passes it over.
@@ -215,7 +221,7 @@ class Policy:
 
 
 def _kills_its_loader(end: End) -> bool:
-    return end.loading is not None and (end.hung or end.ended_by in _OF_ITSELF)
+    return end.loading is not None and (end.hung or not _OF_ITSELF.isdisjoint((end.ended_by, end.rank_signal)))
 
 
 def exit_code_of(end: End, kind: Kind) -> int:

@@ -75,7 +75,8 @@ class Role:
     ready_within_s: float = 300.0
     grace_s: float = 30.0
     hang_after: float | Literal["auto", "off"] = "auto"
-    max_failures: int = 3
+    max_failures: int | None = None
+    """None: as many as its command wants, else three."""
     max_infrastructure: int = 10
     max_preemptions: int = -1
 

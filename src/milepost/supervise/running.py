@@ -129,6 +129,8 @@ class _Run:
     """When the first came that is meant at once if it comes twice."""
     cut_short: int | None = None
     """The one that came twice."""
+    told_retries: int | None = None
+    """How often the command wants to be started again, as that was told last."""
 
     def __post_init__(self) -> None:
         clock = self.bench.clock
@@ -238,6 +240,9 @@ class _Run:
     def _tell(self, report: Report) -> None:
         journal, end, cause, decision = self.bench.journal, report.end, report.cause, report.decision
         facts = {"exit_code": end.exit_code, "signal": end.signal, "kind": cause.kind, "fault": cause.fault, "step": end.step}
+        if end.retries is not None and end.retries != self.told_retries:
+            self.told_retries = end.retries
+            journal("retries", wording.retries(end.retries, self.request.limits.failures), retries=end.retries)
         journal("ended", f"attempt {report.number}: {wording.ended(end, cause)}", **facts, published=end.published)
         for newest, line in zip(report.newest, wording.standing(report.newest, end), strict=True):
             journal("newest", line, root=newest.root, generation=newest.number, step=newest.step)

@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from milepost.clock import Clock, SystemClock
 from milepost.engine import supervised
+from milepost.engine.between import Stoppable
 from milepost.engine.supervised import NOTICE, STOP_AT
 from milepost.errors import UsageError
 from milepost.lifecycle.amounts import seconds_of
@@ -28,9 +29,6 @@ from milepost.supervise.listening import Listening
 from milepost.supervise.listening_record import StackDump, leave_listening_record
 from milepost.supervise.lookout import Lookout
 from milepost.supervise.notices import source_of
-
-if TYPE_CHECKING:
-    from milepost.engine.checkpoint_engine import CheckpointEngine
 
 log = logging.getLogger("milepost")
 
@@ -59,7 +57,7 @@ _changing = threading.RLock()
 """Held while an engine begins or ends to listen. Reentrant: one may be freed while another begins."""
 
 
-def listen(settings: Stop, engine: CheckpointEngine) -> Listening:
+def listen(settings: Stop, engine: Stoppable) -> Listening:
     """Begin to listen for ``engine``. What cannot be listened to here is told.
 
     Raises `UsageError`: kind ``bad-notice`` for a notice that is no place, ``bad-environment`` for a variable that is no time.
@@ -126,7 +124,7 @@ def _stop_at_s(environment: Mapping[str, str]) -> float | None:
     return seconds
 
 
-def _take_signals(lookout: Lookout, settings: Stop, engine: CheckpointEngine) -> tuple[str, ...]:
+def _take_signals(lookout: Lookout, settings: Stop, engine: Stoppable) -> tuple[str, ...]:
     """Have the signals handled that are not yet; return those that are."""
     if threading.current_thread() is not threading.main_thread():
         if settings.signals:
@@ -141,10 +139,10 @@ def _take_signals(lookout: Lookout, settings: Stop, engine: CheckpointEngine) ->
     return lookout.dispositions.names
 
 
-def _spare_children(engine: CheckpointEngine, signums: list[signal.Signals]) -> None:
+def _spare_children(engine: Stoppable, signums: list[signal.Signals]) -> None:
     """Leave it to this process when its workers end: those that there are, and those that are made from now on."""
     children.spare(signums)
-    for env in {id(env): env for value in engine.state.values() for env in _envs_of(value)}.values():
+    for env in {id(env): env for value in engine.apart.state.values() for env in _envs_of(value)}.values():
         children.spare_workers_of(env, signums)
     left = children.unspared(signums)
     if left and (supervised.folder() is None or slurm_end.in_a_job(os.environ)):
@@ -164,7 +162,7 @@ def _envs_of(value: object) -> tuple[object, ...]:
     return tuple(getattr(getattr(value, "subject", None), "environments", ()))
 
 
-def _limit(settings: Stop, engine: CheckpointEngine, clock: Clock, stop_at_s: float | None) -> list[str]:
+def _limit(settings: Stop, engine: Stoppable, clock: Clock, stop_at_s: float | None) -> list[str]:
     """Tell the engine until when it may train, and return the names of what says so."""
     paths = []
     if _process.began_ns is None:
@@ -241,7 +239,7 @@ def _surely(work: Callable[[], object]) -> None:
         raise
 
 
-def _forget(engine: CheckpointEngine) -> None:
+def _forget(engine: Stoppable) -> None:
     lookout = _process.lookout
     if lookout is not None:
         lookout.ears = [each for each in lookout.ears if each.engine() is not engine]

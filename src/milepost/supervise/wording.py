@@ -62,6 +62,12 @@ def _standing(each: Newest, step: int) -> str:
     return f"{shown(each.root)}: {name_of(each.number)} (step {each.step:,}) is the newest{new}{lost}"
 
 
+def retries(wanted: int, given: int | None) -> str:
+    """Return what comes of it that a command says how often it is to be started again."""
+    counts = "" if given is None else f"; max-failures {given} was given, and counts"
+    return f"it wants {wanted} restart{'s' * (wanted != 1)} after failures of its own (retries){counts}"
+
+
 def ahead(decision: Decision) -> str:
     """Return when it is started again, and by what right; or why it is not."""
     if decision.action != "restart":

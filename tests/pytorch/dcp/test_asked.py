@@ -15,6 +15,7 @@ from milepost.errors import CorruptError, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.publish.view import read
 from milepost.pytorch.dcp import RunWriter, give_up, load, save
+from milepost.records import Manifest
 from tests.engine.training import local
 from tests.pytorch.dcp.ranks import run
 from tests.pytorch.dcp.states import blank, sharded
@@ -37,9 +38,9 @@ def test_the_generation_asked_for_stands_for_the_latest_and_what_is_saved_next_g
     root: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RESUME, f"another:7,{run_id}:2")
-    seen: list[int] = []
+    seen: list[Manifest] = []
     assert load(state(0), root, no_dist=True, loading=seen.append).step == 20
-    assert seen == [2]
+    assert [each.number for each in seen] == [2]
     assert load(state(0), root, which=3, no_dist=True).step == 30, "another word for which counts more"
     assert load(state(0), root, no_dist=True).step == 20
     saved = save(state(21), RunWriter(root, step=21, keep=KEEP), no_dist=True)
@@ -111,9 +112,9 @@ def loaded_as_told(rank: int, root: str) -> list[tuple[int, list[int]]]:
     name = read(local(Path(root))).run_id
     found = []
     for told in ({RESUME: f"{name}:1", SKIP: f"{name}:3"}, {SKIP: f"{name}:3"} if rank == 0 else {}):
-        seen: list[int] = []
+        seen: list[Manifest] = []
         with mock.patch.dict(os.environ, told):
-            found.append((load(blank(sharded(0)), root, loading=seen.append).step, seen))
+            found.append((load(blank(sharded(0)), root, loading=seen.append).step, [each.number for each in seen]))
     return found
 
 

@@ -63,7 +63,7 @@ class RunReader(StorageReader):
         self.rejected = [Skipped(number, "damaged", "it was not to be taken") for number in skip]
         self.converted: tuple[str, ...] = ()
         """Which tensors here had another dtype than was saved, and what became of them."""
-        self.loading: Callable[[int], object] = lambda _: None
+        self.loading: Callable[[Manifest], object] = lambda _: None
         """Is told which generation is about to be loaded, on each rank: before any of it is."""
         self._step: int | None = None
         self._store: Store | None = None
@@ -132,7 +132,7 @@ class RunReader(StorageReader):
             plan = self._planned_anew(decided, planner)
         wanted = Wanted(self._opened, self._here.manifest, self._here.index, self._rank, self.trust_pickle)
         note_half(self._opened.url)
-        self.loading(self._here.manifest.number)
+        self.loading(self._here.manifest)
         read_items(wanted, plan.items, planner)
         self.converted = tuple(sorted(wanted.converted))
         note_load(self._opened.url, Load(self._here.manifest.run_id, self._here.manifest.number))

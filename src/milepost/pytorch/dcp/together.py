@@ -22,7 +22,7 @@ from milepost.pytorch.dcp.choosing import Which
 from milepost.pytorch.dcp.own import KEY, give_back, key_of_rank, with_own
 from milepost.pytorch.dcp.reader import RunReader
 from milepost.pytorch.dcp.writer import RunWriter, Saved
-from milepost.records import Difference, Restored
+from milepost.records import Difference, Manifest, Restored
 from milepost.state.protocol import Stateful
 from milepost.store.resolve import Where
 from milepost.text import plain
@@ -71,7 +71,7 @@ def load(
     no_dist: bool = False,
     trust_pickle: bool = False,
     key_file: str | os.PathLike[str] | None = None,
-    loading: Callable[[int], object] | None = None,
+    loading: Callable[[Manifest], object] | None = None,
 ) -> Restored:
     """Load on all ranks as ``dcp.load`` does, in place; where a shard is damaged, from the newest generation that is sound.
 
