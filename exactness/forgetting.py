@@ -29,7 +29,7 @@ from exactness.listed import LISTED, Listed
 from exactness.trees import Path_, at, items_of, kind_of, replaced
 from milepost import CheckpointEngine, Keep, MilepostError
 from milepost.adapters.sb3 import checkpointing as adapter
-from milepost.adapters.sb3.parts import Part
+from milepost.adapters.sb3.part import Part
 from milepost.lifecycle.triggers import every
 
 RUNS: Mapping[str, Cell] = {

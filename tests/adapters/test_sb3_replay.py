@@ -19,7 +19,7 @@ from milepost import CheckpointEngine, Keep, MismatchError, every
 from milepost.adapters.sb3 import Checkpointing, replay
 from milepost.adapters.sb3.counting import counting
 from milepost.adapters.sb3.fields import fields
-from milepost.adapters.sb3.parts import ArrayPart
+from milepost.adapters.sb3.part import ArrayPart
 from milepost.state import rows as rows_module
 from milepost.store.memory import MemoryStore
 from tests.adapters.sb3_runs import Reach, her, off_policy

@@ -19,7 +19,7 @@ from examples.prioritized_replay import PrioritizedReplayBuffer, make_model
 from milepost import CheckpointEngine, Keep, Rng
 from milepost.adapters.sb3 import Checkpointing, replay
 from milepost.adapters.sb3.fields import fields
-from milepost.adapters.sb3.parts import ArrayPart
+from milepost.adapters.sb3.part import ArrayPart
 from milepost.lifecycle.triggers import every
 from milepost.store.memory import MemoryStore
 from tests.adapters.sb3_runs import KILLED, KillAt, env_of, in_child, pieces

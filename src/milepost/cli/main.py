@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import keyword
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ _HOMES = {
     "drop": "change",
     "reset": "change",
     "sign": "change",
+    "import": "importing",
     "doctor": "doctor",
     "selftest": "selftest",
     "run": "run",
@@ -66,7 +68,8 @@ class Milepost(click.Group):
         home = _HOMES.get(cmd_name)
         if home is None:
             return None
-        command: click.Command = getattr(importlib.import_module(f"milepost.cli.{home}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(importlib.import_module(f"milepost.cli.{home}"), name)
         return command
 
 

@@ -63,7 +63,8 @@ class Mismatches:
                 "the saved state does not fit; nothing was changed",
                 refused,
                 kind=refused[0].kind,
-                hint=f"make the script fit again, resume another generation with which=, {_accept(refused[0].kind)}"
+                hint=f"{_give(refused)}make the script fit again, "
+                f"resume another generation with which=, {_accept(refused[0].kind)}"
                 'or start anew with which="never"',
                 root=root,
                 generation=generation,
@@ -86,3 +87,8 @@ class Mismatches:
 def _accept(kind: str) -> str:
     # An env that is built otherwise does not come back, whoever accepts that: to offer it would lead to the next error.
     return "" if kind == "env" else f'accept a kind with on_mismatch={{"{kind}": "warn"}}, '
+
+
+def _give(refused: Sequence[Difference]) -> str:
+    names = [difference.path for difference in refused if (difference.saved, difference.live) == ("a component", "nothing")]
+    return f"add {', '.join(names)} to state=, or load the others alone with resume(parts=[...]); else " if names else ""

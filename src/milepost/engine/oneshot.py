@@ -15,7 +15,7 @@ from milepost.engine.components import is_essential, is_name
 from milepost.engine.events import Events
 from milepost.engine.opening import Opened, open_session
 from milepost.engine.provenance import attempt, identity
-from milepost.engine.reader import build, restage
+from milepost.engine.reader import RESTAGED_BYTES, UNKNOWN, build, restage
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import clear_up, with_ballast, write_with_relief
 from milepost.engine.session import Order, Session
@@ -65,6 +65,29 @@ def save(
         opened.session.build_on(_sound_base(opened))
         order = Order(step, "manual", exactness={} if by_component else {"extra": ("exact", WHOLE)})
         return _write(opened.session, staged, order)
+
+
+def take_in(
+    url: Root,
+    state: Mapping[str, object],
+    order: Order,
+    *,
+    fingerprint: Mapping[str, str],
+    add: bool = False,
+    key_file: KeyFile = None,
+) -> Summary:
+    """Publish a state that was made elsewhere as a new generation, and return that. Nothing that is there is retired.
+
+    ``fingerprint`` says what is known of where it was made. Raises `UsageError` (kind ``not-empty``) if there are generations
+    and none is to be added.
+    """
+    staged = capture(state, Arena(), staging_bytes=RESTAGED_BYTES)
+    with _claimed(url, Keep(), key_file=key_file) as opened:
+        if not add:
+            _refuse_what_is_there(opened.claimed.view, opened.session.store)
+        opened.session.build_on(_sound_base(opened))
+        opened.session.fingerprint = {**fingerprint, **UNKNOWN}
+        return _write(opened.session, staged, order, _everything)
 
 
 def _write(session: Session, staged: Staged, order: Order, keep: KeepRule | None = None) -> Manifest:

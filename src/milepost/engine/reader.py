@@ -22,6 +22,8 @@ from milepost.store.base import Store
 HELD_BYTES = 32 << 20
 """How much of a generation is read before the first assignment, and copied: so much more memory a resume needs for a moment."""
 
+UNKNOWN = {"*": "unknown"}
+"""What the fingerprint of a state that was made elsewhere holds, too: what else there is to compare, nobody knows of it."""
 
 RESTAGED_BYTES = 1 << 30
 """How much of a generation is held in memory at once while it is written again."""
@@ -221,9 +223,19 @@ def _kind(name: str) -> str:
 
 
 def _fingerprint_differences(saved: Mapping[str, str], live: Mapping[str, str]) -> list[Difference]:
-    names: Sequence[str] = sorted({*saved, *live})
+    names: Sequence[str] = sorted({*saved, *live} - UNKNOWN.keys())
+    if saved.keys() >= UNKNOWN.keys():
+        untold = [name for name in names if name not in saved]
+        known = _fingerprint_differences({name: saved[name] for name in names if name in saved}, _only(live, saved))
+        return (
+            [*known, Difference("fingerprint", "unknown", f"not compared: {', '.join(untold)}", "unknown")] if untold else known
+        )
     return [
         Difference(name, saved.get(name, "nothing"), live.get(name, "nothing"), name.partition("/")[0])
         for name in names
         if saved.get(name) != live.get(name)
     ]
+
+
+def _only(live: Mapping[str, str], saved: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in live.items() if name in saved}

@@ -9,6 +9,7 @@ from milepost.encode.digest import unseal
 from milepost.errors import CorruptError, NotFoundError
 from milepost.lifecycle.torn import is_torn
 from milepost.publish import layout
+from milepost.publish.hints import is_foreign
 from milepost.publish.manifest import read_record
 from milepost.store.base import Store
 
@@ -65,6 +66,8 @@ def _record_problem(store: Store, name: str, count: Callable[[int], None]) -> st
         return _log_problem(store, name, count)
     data = read_record(store, name)
     count(len(data))
+    if name in (layout.LATEST, layout.PROGRESS) and is_foreign(data):
+        return "it is not milepost's, or damaged beyond recognition; the next save gives it another name"
     if data or name != layout.LOCK:
         unseal(data, name)
     return None

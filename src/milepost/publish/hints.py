@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.records import Latest, Progress
 from milepost.store.base import Store
+
+_BEGINS = re.compile(rb'\{"run_id":"[0-9a-f]{32}","(generation|term)":')
 
 
 def read_progress(store: Store) -> Progress | None:
@@ -23,6 +27,17 @@ def read_latest(store: Store) -> Latest | None:
         return load_record(store, layout.LATEST, Latest)
     except (NotFoundError, CorruptError):
         return None
+
+
+def is_foreign(data: bytes) -> bool:
+    """Return whether a file under a hint's name is somebody else's, by its first bytes.
+
+    Milepost's own shows it in more than one place, so that it is known though a bit of it has changed, or its end is gone. A
+    power cut leaves an empty one, or zeros.
+    """
+    ours = (b'"manifest_digest":"', b'"written_at":"', b',"digest":"sha256:')
+    is_ours = any(mark in data for mark in ours) or _BEGINS.match(data) is not None
+    return bool(data.strip(b"\0 \t\r\n")) and not is_ours
 
 
 def newest_named(store: Store, run_id: str) -> int:

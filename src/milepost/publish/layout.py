@@ -39,6 +39,7 @@ MOST_RECORD_BYTES: Final = 1 << 20
 COMPRESSED: Final = ".zst"
 """How the name of a compressed blob ends."""
 
+_BEFORE: Final = ".before-"
 _BLOB = re.compile(
     r"blobs/(?:\d{6,12}|(?!\d{6,12}-t\d)[\w.-]*)-t(\d{1,12})-[0-9a-f]{16}"
     r"(?:-\d{1,6})?(?:\.\w{1,60}\.\d{1,20}-\d{1,20})?\.[a-z.]+",
@@ -101,6 +102,16 @@ def events(term: int) -> str:
 def events_term(name: str) -> int | None:
     """Return the term whose event log ``name`` is, or None."""
     return _number(_EVENTS, name)
+
+
+def aside(name: str, label: str, count: int) -> str:
+    """Return the name under which somebody else's file stays that had one of milepost's. It is not milepost's."""
+    return f"{name}{_BEFORE}{label}" + (f".{count}" if count else "")
+
+
+def is_aside(name: str) -> bool:
+    """Return whether ``name`` is one that `aside` gives."""
+    return name.startswith((f"{LATEST}{_BEFORE}", f"{PROGRESS}{_BEFORE}"))
 
 
 def label(term: int) -> str:

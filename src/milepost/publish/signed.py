@@ -117,7 +117,7 @@ class SignedStore(Store):
         self._root().delete(name)
 
     def move(self, name: str, to: str) -> None:
-        if within(name) != within(to):
+        if within(name) != within(to) and not layout.is_aside(to):
             raise InternalError("a signed record keeps its name", kind="renamed", name=name, to=to)
         self._root().move(name, to)
 

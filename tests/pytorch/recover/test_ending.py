@@ -28,8 +28,8 @@ URL = "/runs/mine"
 
 
 def ending(stop: Stop | bool = False, retries: int = 3) -> Ending:
-    made = Ending(Ranks(None), SystemClock(), URL, stop=stop)
-    made.begin(retries)
+    made = Ending(SystemClock(), URL, stop=stop)
+    made.begin(Ranks(None), retries)
     made.trains(0, 0, None)
     return made
 
@@ -70,7 +70,7 @@ def a_signal_strikes_one_rank_in_the_midst_of_a_step(rank: int, folder: Path) ->
     if rank == 0:
         signal.raise_signal(signal.SIGINT)
     step, verdict = until(2, one)
-    stopped = one.ended(verdict, step, None, 4, None)
+    stopped = one.ended(verdict, step, None, None)
     one.close()
     return step, stopped.code, stopped.path, signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -104,13 +104,12 @@ def ranks_apart(rank: int, folder: Path) -> object:
 def one_of_those_who_share_a_folder_beats(rank: int, folder: Path) -> object:
     os.environ[SUPERVISED] = str(folder)
     one = ending(retries=5)
-    one.named("a-run")
-    one.published(3)
+    one.published("a-run", 3)
     shared = [beats.read(path) for path in folder.glob("beat-*")]
     one.beat.at(9)
     Ranks(None).highest([0])  # both have looked
     verdict = Verdict("leave", one._requests.leading or mock.Mock(path="SIGTERM", exit_code=75))
-    one.ended(verdict, 9, None, 3, None)
+    one.ended(verdict, 9, None, None)
     Ranks(None).highest([0])
     found = len(list(folder.glob("beat-*"))), retries_of(folder), len(list(folder.glob("stopped-*.json")))
     one.close()
@@ -185,8 +184,8 @@ def test_a_rank_by_itself_needs_no_process_group_and_says_what_it_loads_and_publ
 ) -> None:
     monkeypatch.setenv(SUPERVISED, str(tmp_path))
     clock = FakeClock()
-    one = Ending(Ranks(None), clock, URL, stop=False)
-    one.begin(2)
+    one = Ending(clock, URL, stop=False)
+    one.begin(Ranks(None), 2)
     page = next(tmp_path.glob("beat-*"))
 
     def now() -> tuple[object, ...]:
@@ -204,7 +203,7 @@ def test_a_rank_by_itself_needs_no_process_group_and_says_what_it_loads_and_publ
         clock.advance(seconds=3.0)
         with flight:
             clock.advance(seconds=2.0)
-        one.published(8)
+        one.published("a-run", 8)
     one.at(72)
     assert now() == ("training", 72, 0, 7, 8)
     assert one.meter.costs.duration_s == pytest.approx(5.0)
@@ -216,8 +215,8 @@ def test_a_rank_by_itself_needs_no_process_group_and_says_what_it_loads_and_publ
 
 def test_a_save_beside_training_is_no_silence_and_counts_until_it_is_durable(tmp_path: Path) -> None:
     clock = FakeClock()
-    one = Ending(Ranks(None), clock, URL, stop=False)
-    one.begin(0)
+    one = Ending(clock, URL, stop=False)
+    one.begin(Ranks(None), 0)
     one.trains(0, 0, None)
     with one.saving(1, TRAIN) as flight:
         flight.__enter__()
@@ -238,7 +237,7 @@ def test_the_last_step_is_left_in_a_record_and_stopped_is_raised_with_its_code(
     one = ending()
     one.stop_by(30, path="notice ec2")
     step, verdict = until(5, one)
-    stopped = one.ended(verdict, step, None, 9, None)
+    stopped = one.ended(verdict, step, mock.Mock(number=9), None)
     one.close()
     assert isinstance(stopped, Stopped)
     assert (stopped.code, stopped.path) == (75, "notice ec2")

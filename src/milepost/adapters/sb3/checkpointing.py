@@ -21,7 +21,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from milepost import envs
 from milepost.adapters.sb3 import boundary
 from milepost.adapters.sb3 import callbacks as tree
-from milepost.adapters.sb3.parts import Part, build
+from milepost.adapters.sb3.part import Part
+from milepost.adapters.sb3.parts import build
 from milepost.adapters.sb3.rounds import idle
 from milepost.adapters.sb3.start import Saved, Start, decide
 from milepost.adapters.sb3.subject import Marks, Subject, fingerprint

@@ -7,8 +7,6 @@ or a wrapper holds beyond what is named here is either plain data, and saved, or
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from milepost.adapters.sb3 import callbacks as tree
 from milepost.adapters.sb3 import replay
 from milepost.adapters.sb3 import subject as about
 from milepost.adapters.sb3.logs import capture_logger, restore_logger
+from milepost.adapters.sb3.part import ArrayPart, FreePart, Part
 from milepost.adapters.sb3.subject import Subject
 from milepost.clock import SystemClock
 from milepost.envs.capture import capture_layer, restore_layer
@@ -30,7 +29,6 @@ from milepost.envs.plain import LeftOut, Recorder, Refiller, class_name
 from milepost.envs.settings import changed_settings
 from milepost.envs.typed import differences
 from milepost.records import Difference
-from milepost.state.kinds import register_in_place
 from milepost.state.rng import Rng
 
 _NORMALIZER = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
@@ -44,49 +42,6 @@ _BUFFER_SHAPE = {"buffer_size", "n_envs", "obs_shape", "action_dim", "observatio
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"observation_space", "action_space"}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Be one component of the state: read by ``capture``, written in place by ``restore``."""
-
-    name: str
-    subject: Subject
-    capture: Callable[[Subject, Recorder], Any]
-    restore: Callable[[Subject, Any], None]
-
-    def state_dict(self) -> Any:
-        """Return the component's tree, and note what is not in it."""
-        recorder = Recorder()
-        state = self.capture(self.subject, recorder)
-        self.subject.left_out[self.name] = tuple(recorder.left_out)
-        return state
-
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Return what the last `state_dict` did not hold."""
-        return self.subject.left_out.get(self.name, ())
-
-    def load_state_dict(self, state: Any, /) -> None:
-        """Overwrite the live objects."""
-        self.restore(self.subject, state)
-
-
-@dataclass(frozen=True, slots=True)
-class FreePart(Part):
-    """Be a component whose live shape says nothing about the saved one; it knows itself what does not fit."""
-
-    compare: Callable[[Subject, Any], list[Difference]]
-
-    def state_differences(self, saved: Any, /) -> list[Difference]:
-        """Return what does not fit."""
-        return self.compare(self.subject, saved)
-
-
-class ArrayPart(FreePart):
-    """Be a component whose arrays are the live objects' own, so that bytes can be read straight to where they belong."""
-
-
-register_in_place(ArrayPart)
-
-
 def build(subject: Subject) -> dict[str, Any]:
     """Return the components of the run in the order in which they are restored; generators come last."""
     model = subject.model
@@ -96,7 +51,7 @@ def build(subject: Subject) -> dict[str, Any]:
     counters = FreePart("counters", subject, _counters, _set_counters, _counter_differences)
     parts: list[Part] = [
         *_experience(subject),
-        FreePart("envs", subject, _envs, _set_envs, _env_differences),
+        FreePart("envs", subject, _envs, _set_envs, _env_differences, without=lambda subject: _start_episodes(subject.model)),
         FreePart("extra", subject, _extra, _set_extra, _callback_differences),
     ]
     if next(about.normalizers(model.env), None) is not None:

@@ -18,7 +18,7 @@ from milepost.envs.attributes import arguments_of
 from milepost.envs.plain import LeftOut, class_name
 
 # A resume is exact whatever seed the constructor drew from: every generator is overwritten.
-_TOLD_ELSEWHERE = {"env", "policy", "tensorboard_log", "verbose", "device", "action_noise", "seed"}
+TOLD_ELSEWHERE = {"env", "policy", "tensorboard_log", "verbose", "device", "action_noise", "seed"}
 
 
 @dataclass(slots=True)
@@ -140,8 +140,8 @@ def _moves(schedule: object) -> bool:
 def fingerprint(subject: Subject) -> dict[str, str]:
     """Return what must be equal for the same bits to come out, beside what the engine records of versions and machine."""
     model = subject.model
-    settings = {name: _text(vars(model)[name]) for name in configured(model) if not name.startswith("_")}
-    found = {f"code/settings/{name}": text for name, text in settings.items() if text and name not in _TOLD_ELSEWHERE}
+    settings = {name: setting_text(vars(model)[name]) for name in configured(model) if not name.startswith("_")}
+    found = {f"code/settings/{name}": text for name, text in settings.items() if text and name not in TOLD_ELSEWHERE}
     found["code/policy"], found["code/device"] = class_name(model.policy), str(model.device)
     found["env/layers"] = envs.describe(model.env)
     if depends_on_total(model):
@@ -149,6 +149,7 @@ def fingerprint(subject: Subject) -> dict[str, str]:
     return found
 
 
-def _text(value: object) -> str:
+def setting_text(value: object) -> str:
+    """Return what a fingerprint says of a setting; empty for what has no text that stays the same."""
     text = f"{type(value).__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
     return "" if " at 0x" in text or len(text) > 200 else text

@@ -190,6 +190,13 @@ def _go_on(chain: Chain, store: Store, view: View) -> None:
     build_on(chain, newest.number if newest else 0)
 
 
+def is_held(root: Where, key_file: str | os.PathLike[str] | None = None) -> bool:
+    """Return whether this process has claimed ``root`` by a save."""
+    with _turn:
+        holding = _held.get(open_root(root, SystemClock(), key_file).url)
+        return holding is not None and holding.pid == os.getpid()
+
+
 def give_up(root: Where) -> None:
     """Give up the claim that saves have made of ``root``, so that another process, or an engine of this one, may write to it.
 

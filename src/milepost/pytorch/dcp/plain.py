@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from milepost.errors import UsageError
+from milepost.pytorch.dcp.copies import CopiesPlanner
 from milepost.pytorch.dcp.nodes import is_plain
 from milepost.records import LeafRecord, Node
 from milepost.state.filling import LeafSource
@@ -26,9 +28,19 @@ Kind: TypeAlias = Literal["tensor", "value", "pickle", "stream"]
 """What an entry of a state dict is stored as: a tensor; a tree; a pickle of the value; the bytes of a planner's own."""
 
 
+@runtime_checkable
+class GivesValues(Protocol):
+    """Be a planner that gives values as they are, and not as a pickle."""
+
+    def value_of(self, index: MetadataIndex) -> object:
+        """Return the value, which is no tensor."""
+
+
 def is_untouched(planner: SavePlanner) -> bool:
     """Return whether the planner gives what stands in the state dict, and as it stands there."""
     kind = type(planner)
+    if kind is CopiesPlanner:
+        return True  # its copies are what stands there
     same = ("resolve_data", "transform_object", "lookup_object")
     return isinstance(planner, DefaultSavePlanner) and all(getattr(kind, n) is getattr(DefaultSavePlanner, n) for n in same)
 
@@ -37,6 +49,8 @@ def flat_value(item: WriteItem, planner: SavePlanner, path: str, *, allow_pickle
     """Return a value that is no tensor as a tree. Raises `UsageError` for what only a pickle can hold, if none is allowed."""
     if isinstance(planner, DefaultSavePlanner) and is_untouched(planner):
         return _flat(planner.lookup_object(item.index), path, allow_pickle=allow_pickle)
+    if isinstance(planner, GivesValues):
+        return _flat(planner.value_of(item.index), path, allow_pickle=allow_pickle)
     stream = planner.resolve_data(item)
     assert isinstance(stream, io.BytesIO)
     stream.seek(0)

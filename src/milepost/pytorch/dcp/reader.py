@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -63,8 +63,6 @@ class RunReader(StorageReader):
         self.rejected = [Skipped(number, "damaged", "it was not to be taken") for number in skip]
         self.converted: tuple[str, ...] = ()
         """Which tensors here had another dtype than was saved, and what became of them."""
-        self.loading: Callable[[Manifest], object] = lambda _: None
-        """Is told which generation is about to be loaded, on each rank: before any of it is."""
         self._step: int | None = None
         self._store: Store | None = None
         self._chosen: Chosen | None = None
@@ -132,7 +130,6 @@ class RunReader(StorageReader):
             plan = self._planned_anew(decided, planner)
         wanted = Wanted(self._opened, self._here.manifest, self._here.index, self._rank, self.trust_pickle)
         note_half(self._opened.url)
-        self.loading(self._here.manifest)
         read_items(wanted, plan.items, planner)
         self.converted = tuple(sorted(wanted.converted))
         note_load(self._opened.url, Load(self._here.manifest.run_id, self._here.manifest.number))

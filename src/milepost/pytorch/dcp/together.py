@@ -6,7 +6,7 @@ For whoever calls ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` there is `as
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from milepost.pytorch.dcp.choosing import Which
 from milepost.pytorch.dcp.own import KEY, give_back, key_of_rank, with_own
 from milepost.pytorch.dcp.reader import RunReader
 from milepost.pytorch.dcp.writer import RunWriter, Saved
-from milepost.records import Difference, Manifest, Restored
+from milepost.records import Difference, Restored
 from milepost.state.protocol import Stateful
 from milepost.store.resolve import Where
 from milepost.text import plain
@@ -71,7 +71,6 @@ def load(
     no_dist: bool = False,
     trust_pickle: bool = False,
     key_file: str | os.PathLike[str] | None = None,
-    loading: Callable[[Manifest], object] | None = None,
 ) -> Restored:
     """Load on all ranks as ``dcp.load`` does, in place; where a shard is damaged, from the newest generation that is sound.
 
@@ -80,14 +79,13 @@ def load(
     state may be half overwritten then: it is not to be saved.
 
     What each rank has by itself, ``own``, comes back where as many ranks load as have saved; else it stays as it is, and the
-    result says what could not be exact. ``loading`` is told, on each rank, which generation is about to be loaded.
+    result says what could not be exact.
     """
     place = _place(process_group, no_dist)
     rejected: list[Skipped] = []
     while True:
         reader = RunReader(root, which=which, keep=keep, trust_pickle=trust_pickle, key_file=key_file)
         reader.rejected = [*rejected]
-        reader.loading = loading or reader.loading
         template = {**state}
         if own is not None and _has_own(reader, *place):
             template[KEY] = {key_of_rank(place[0]): None}

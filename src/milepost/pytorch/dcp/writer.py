@@ -53,10 +53,10 @@ class Saved:
 class RunWriter(StorageWriter):
     """Write a state dict into a run root, as a new generation. Give each save a writer, or all of them the same one.
 
-    ``step`` is the step that is saved; ``dcp.save(..., checkpoint_id="1000")`` says it, too. ``metrics`` were measured at it,
-    ``counters`` (``episodes``, ``epochs``) are other progress; each save of this writer carries them. ``keep`` says which
-    generations stay. ``components`` says which key of the state dict is which component: ``{"actor": "default/policy"}``; by
-    itself ``model`` is ``policy``, ``optim`` is ``optimizer``, and what is no component is part of ``extra``. Weights and
+    ``step`` is the step that is saved; ``dcp.save(..., checkpoint_id="1000")`` says it, too. ``reason`` is why it is saved, for
+    people. ``metrics`` were measured at it, ``counters`` (``episodes``, ``epochs``) are other progress; each save of this writer
+    carries them. ``keep`` says which generations stay. ``components`` says which key of the state dict is which component:
+    ``{"actor": "default/policy"}``; by itself ``model`` is ``policy``, ``optim`` is ``optimizer``, and what is no component is part of ``extra``. Weights and
     moments that are not finite make a generation unhealthy: a load passes it over. Values that only a pickle can hold are
     refused, or written if ``allow_pickle``.
 
@@ -73,6 +73,7 @@ class RunWriter(StorageWriter):
         root: Where,
         *,
         step: int = 0,
+        reason: str = "dcp",
         metrics: Mapping[str, float] | None = None,
         counters: Mapping[str, int] | None = None,
         keep: Keep | None = None,
@@ -84,7 +85,7 @@ class RunWriter(StorageWriter):
         blob_bytes: int = BLOB_BYTES,
     ) -> None:
         self.root = root
-        self.step = whole("step", step)
+        self.step, self.reason = whole("step", step), reason
         self.metrics = {name: number_of(name, value) for name, value in (metrics or {}).items()}
         self.counters = {name: whole(name, count) for name, count in (counters or {}).items()}
         self.keep = keep or Keep()
@@ -161,7 +162,7 @@ class RunWriter(StorageWriter):
         check_there(session.store, session.run_id, session.chain.term, shares_of(results))
         gathered = self._with_index(gather(metadata, results), metadata)
         metrics = {name: Metric(value.hex(), holding.step) for name, value in self.metrics.items()}
-        order = Order(holding.step, "dcp", counters=self.counters, metrics=metrics)
+        order = Order(holding.step, self.reason, counters=self.counters, metrics=metrics)
         draft = draft_of(session, order, gathered.blobs, gathered.components, gathered.nonfinite)
         manifest = holding.publish(draft)
         url = session.store.url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from milepost.lifecycle.health import is_finite, is_scanned
 from milepost.publish import layout
 from milepost.publish.manifest import load_record
 from milepost.publish.signed import is_signing
+from milepost.pytorch.dcp.copies import CopiesPlanner, in_order
 from milepost.pytorch.dcp.errands import Errand
 from milepost.pytorch.dcp.naming import component_of, is_exact, path_of, rows_of
 from milepost.pytorch.dcp.plain import Kind, flat_value, is_untouched
@@ -109,33 +110,54 @@ def write_share(task: Task, items: Sequence[WriteItem], planner: SavePlanner) ->
     """Write all items that changed since the base, and return for each where it is. Raises `StoreError`, `UsageError`.
 
     Nothing is read of a tensor before its bytes are written or compared, and its copy is dropped after: where tensors are on a
-    device, one of them at a time is in the memory of this machine. What fails leaves nothing of it.
+    device, one of them at a time is in the memory of this machine. Where there are copies, they come last, in blobs of their
+    own. What fails leaves nothing of it.
     """
     load_edges()
-    parts = [_part(task, item, planner) for item in items]
-    leaves = [leaf for part in parts for leaf in part.leaves]
-    planned, base = _planned(task, parts)
-    blobs: list[BlobRecord] = []
-    records: dict[int, LeafRecord] = {}
-    tried: list[str] = []
+    writing = _Writing(task, _base(task))
     try:
+        for some in in_order([*items], planner):
+            writing.write([_part(task, item, planner) for item in some])
+            if isinstance(planner, CopiesPlanner):
+                planner.free()
+    except BaseException:
+        _discard(task.store, writing.tried)
+        raise
+    nonfinite = tuple(leaf.path for part, _ in writing.parts for leaf in part.leaves if leaf.nonfinite)
+    share = Share(task.rank, task.errand, tuple(writing.blobs), nonfinite)
+    return [_result(part, leaves, share) for part, leaves in writing.parts]
+
+
+@dataclass(slots=True)
+class _Writing:
+    """Be what one rank has written so far of one save."""
+
+    task: Task
+    base: Manifest | None
+    blobs: list[BlobRecord] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    """The names of all blobs that were begun."""
+    parts: list[tuple[_Part, tuple[LeafRecord, ...]]] = field(default_factory=list)
+
+    def write(self, parts: Sequence[_Part]) -> None:
+        """Write some entries, durably."""
+        task, blobs = self.task, self.blobs
+        leaves = [leaf for part in parts for leaf in part.leaves]
+        planned = _planned(task, parts, self.base)
+        records: dict[int, LeafRecord] = {}
         for some in (planned.fresh, planned.moved):
             for group in in_files([leaves[index].size_bytes for index in some], task.blob_bytes):
                 indices = some[group.start : group.stop]
-                blob, wrote = _write_blob(task, [leaves[index] for index in indices], len(blobs), tried)
+                blob, wrote = _write_blob(task, [leaves[index] for index in indices], len(blobs), self.tried)
                 blobs.append(blob)
                 records.update(zip(indices, wrote, strict=True))
-    except BaseException:
-        _discard(task.store, tried)
-        raise
-    for index, old in planned.shared.items():
-        assert base is not None
-        if base.blobs[old.blob] not in blobs:
-            blobs.append(base.blobs[old.blob])
-        records[index] = replace(old, blob=blobs.index(base.blobs[old.blob]))
-    share = Share(task.rank, task.errand, tuple(blobs), tuple(leaf.path for leaf in leaves if leaf.nonfinite))
-    placed = iter(records[index] for index in range(len(leaves)))
-    return [_result(part, tuple(next(placed) for _ in part.leaves), share) for part in parts]
+        for index, old in planned.shared.items():
+            assert self.base is not None
+            if self.base.blobs[old.blob] not in blobs:
+                blobs.append(self.base.blobs[old.blob])
+            records[index] = replace(old, blob=blobs.index(self.base.blobs[old.blob]))
+        placed = iter(records[index] for index in range(len(leaves)))
+        self.parts += [(part, tuple(next(placed) for _ in part.leaves)) for part in parts]
 
 
 def _result(part: _Part, leaves: tuple[LeafRecord, ...], share: Share) -> WriteResult:
@@ -143,11 +165,10 @@ def _result(part: _Part, leaves: tuple[LeafRecord, ...], share: Share) -> WriteR
     return WriteResult(part.item.index, size_bytes, Wrote(part.component, part.kind, part.node, leaves, share))
 
 
-def _planned(task: Task, parts: Sequence[_Part]) -> tuple[Plan, Manifest | None]:
+def _planned(task: Task, parts: Sequence[_Part], base: Manifest | None) -> Plan:
     """Say which leaves the base has as they are: the generation that this claim has published last, if there is nothing
     against it. Tensors of a frozen network are so written once.
     """
-    base = _base(task)
     stored, strong = Stored(base), is_signing(task.store)
     new: list[NewLeaf] = []
     for part in parts:
@@ -155,7 +176,7 @@ def _planned(task: Task, parts: Sequence[_Part]) -> tuple[Plan, Manifest | None]
             if leaf.shareable and stored.knows(part.component, leaf.path, leaf.spec):
                 leaf.digest = digest_of(leaf.view(), strong=strong)
             new.append(NewLeaf(part.component, leaf.path, leaf.spec, leaf.size_bytes, leaf.digest))
-    return stored.plan(new), base
+    return stored.plan(new)
 
 
 def _base(task: Task) -> Manifest | None:

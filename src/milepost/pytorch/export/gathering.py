@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -48,9 +48,9 @@ class Pinned:
         self.memory = memoryview(b"")
 
 
-def memory_for(tensors: Tensors) -> Memory:
+def memory_for(tensors: Iterable[torch.Tensor]) -> Memory:
     """Return memory of the kind that these tensors are copied into fastest."""
-    return Pinned() if any(tensor.device.type == "cuda" for tensor in tensors.values()) else Arena()
+    return Pinned() if any(tensor.device.type == "cuda" for tensor in tensors) else Arena()
 
 
 def is_sharded(contents: Contents) -> bool:
@@ -78,7 +78,7 @@ def stage(contents: Contents, dtype: torch.dtype | None, memory: Memory | None) 
             continue
         try:
             size = stored_bytes(tensor, dtype)
-            staged[key] = _place(memory.memory[start : start + size], whole, dtype_of(tensor, dtype))
+            staged[key] = place(memory.memory[start : start + size], whole, dtype_of(tensor, dtype))
             start += pages(size)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting in the next collective
             failure = error
@@ -86,7 +86,7 @@ def stage(contents: Contents, dtype: torch.dtype | None, memory: Memory | None) 
         raise failure
     if memory is None:
         return {}
-    _wait_for_copies(contents.tensors)
+    wait_for_copies(contents.tensors.values())
     return {name: staged[_key(contents, name)] for name in contents.tensors}
 
 
@@ -103,7 +103,7 @@ def _key(contents: Contents, name: str) -> object:
     return (True, contents.same[name]) if name in contents.same else (False, name)
 
 
-def _place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Copy a tensor to its place. Each has a storage of its own: that of the whole memory would make all look tied."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=dtype)
@@ -112,6 +112,7 @@ def _place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.
     return placed
 
 
-def _wait_for_copies(tensors: Mapping[str, torch.Tensor]) -> None:
-    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+def wait_for_copies(tensors: Iterable[torch.Tensor]) -> None:
+    """Return once nothing is under way on the devices of these tensors."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
         torch.cuda.synchronize(device)

@@ -218,7 +218,7 @@ class Saver:
             return stage(contents, self._dtype, None) if is_sharded(contents) else {}
         failure: Exception | None = None
         try:
-            memory = self._memory = self._memory or memory_for(contents.tensors)
+            memory = self._memory = self._memory or memory_for(contents.tensors.values())
             memory.reserve(room_for(contents, self._dtype))
         except Exception as error:  # noqa: BLE001 - the others are in the first collective already
             failure = error

@@ -17,6 +17,7 @@ from milepost.pytorch.recover.engines import TrainEngine
 from milepost.pytorch.recover.models import all_names_of, model_state, names_of
 from milepost.pytorch.recover.optimizers import GROUPS, PARAMS, STATE, optimizer_state
 from milepost.pytorch.recover.payload import LR_SCHEDULER, MODEL, OPTIM
+from milepost.pytorch.recover.schedule import fingerprint
 from milepost.pytorch.shards import Own
 from milepost.pytorch.steps import StepInfo
 from milepost.state.rng import Rng
@@ -33,7 +34,8 @@ def capture(
     own = {OWN: {key_of_rank(rank): Own(copied(beside.own(rng)))}}
     if rank:
         return {**parts, **own}
-    progress = payload.progress_of(step, engines, **copied({**beside.states(), **more}))
+    schedules = {name: fingerprint(engine.lr_scheduler) for name, engine in engines.items() if engine.lr_scheduler is not None}
+    progress = payload.progress_of(step, engines, schedules=schedules, **copied({**beside.states(), **more}))
     return {**payload.state_of(parts, progress), **own}
 
 

@@ -40,16 +40,15 @@ class Ending:
     the last one; `close`. `begin` and `at` are called on all ranks at once.
     """
 
-    def __init__(
-        self, ranks: Ranks, clock: Clock, url: str, *, stop: Stop | bool | None = None, grace: str | float | None = None
-    ) -> None:
+    def __init__(self, clock: Clock, url: str, *, stop: Stop | bool | None = None, grace: str | float | None = None) -> None:
         limit = grace_here(grace)
         self.beat = Beat()
         self.meter = Meter(clock, None, limit)
         self.size_bytes = 0
         """What a save would write on this rank, for the time before any was measured."""
         self._requests = Requests(clock, settings_of(stop, limit))
-        self._ranks, self._clock, self._url = ranks, clock, url
+        self._clock, self._url = clock, url
+        self._ranks: Ranks | None = None
         self._flight: Flight | None = None
         self._saved: set[str] = set()
         """The paths for which an early save was made."""
@@ -88,19 +87,24 @@ class Ending:
 
     # -- the story of a run ------------------------------------------------------------------------------------------------------
 
-    def begin(self, retries: int) -> None:
+    def begin(self, ranks: Ranks, retries: int) -> None:
         """Begin to listen, and to beat: the root is about to be claimed. ``retries``: how often it is to be started again."""
-        folder = supervised.folder()
-        if _tells(folder, self._ranks):
+        folder, self._ranks = supervised.folder(), ranks
+        if _tells(folder, ranks):
             self.beat.show(folder, self._url, self._clock)
             if folder is not None:
                 supervised.leave_record(folder, f"retries-{os.getpid()}", {"retries": retries})
-        if folder is None and retries and self._ranks.is_first and os.environ.get(_TORCHRUNS_RESTARTS, "0") == "0":
+        if folder is None and retries and ranks.is_first and os.environ.get(_TORCHRUNS_RESTARTS, "0") == "0":
             log.warning(
                 "retries=%d, but nobody starts this run again when it fails: milepost run -- COMMAND does (kind no-restarts)",
                 retries,
             )
         self._requests.listen(self)
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether it listens by now."""
+        return self._ranks is not None
 
     def named(self, run_id: str) -> None:
         """Say which run it is, once that is known."""
@@ -128,8 +132,9 @@ class Ending:
         self.meter.point(step, self._clock.monotonic_ns(), busy=is_busy)
         self._requests.poll()
         word = self._word()
-        told = [is_due and self._ranks.is_first, has_failed, is_urgent(word), step, -step]
-        due, failed, urgent, last, first = self._ranks.highest([int(each) for each in told])
+        ranks = self._together
+        told = [is_due and ranks.is_first, has_failed, is_urgent(word), step, -step]
+        due, failed, urgent, last, first = ranks.highest([int(each) for each in told])
         if last != -first:
             raise UsageError(
                 "the ranks are not at the same step",
@@ -139,7 +144,7 @@ class Ending:
                 last=last,
                 here=step,
             )
-        verdict = agreed(self._ranks.told_by_all(word)) if urgent else TRAIN
+        verdict = agreed(ranks.told_by_all(word)) if urgent else TRAIN
         self._saved.update(verdict.early)
         return bool(due), bool(failed), verdict
 
@@ -156,7 +161,7 @@ class Ending:
     def saving(self, step: int, verdict: Verdict) -> Iterator[Flight]:
         """Be within a dump that saves. Enter what it yields around the writing, in whichever thread that is."""
         self.beat.at(step, "stopping" if verdict.leaves else "saving")
-        if verdict.leaves and self._ranks.is_first:
+        if verdict.leaves and self._together.is_first:
             log.warning("%s: saving at step %d on all ranks, and leaving", verdict.why, step)
         self._flight = self.meter.save(self._clock.monotonic_ns())
         try:
@@ -173,27 +178,32 @@ class Ending:
         self._saved.clear()
         self._flight = None
 
-    def published(self, number: int) -> None:
+    def published(self, run_id: str, number: int) -> None:
         """Say that a generation is published. From any thread, on all ranks: each node has somebody who looks."""
-        self.beat.publish(number)
+        self.beat.generation = number
+        self.named(run_id)
 
-    def ended(self, verdict: Verdict, step: int, newest: Summary | None, generation: int, events: Events | None) -> Stopped:
+    def ended(self, verdict: Verdict, step: int, newest: Summary | None, events: Events | None) -> Stopped:
         """Note that all is durable, and return what to raise on this rank once the root is given up."""
         request = verdict.request
         assert request is not None
         facts: dict[str, object] = {
             "path": request.path,
             "exit_code": request.exit_code,
-            "generation": generation,
+            "generation": newest.number if newest else 0,
             "step": step,
             "complete": True,
         }
         if events is not None:
             events.write("stopped", **facts, left_out=[])
-        if self._ranks.is_first:
-            log.info("stopped by %s at step %d: the newest generation is %d", request.path, step, generation)
+            log.info("stopped by %s at step %d: the newest generation is %s", request.path, step, newest and newest.number)
         leave_stopped(facts)
         return Stopped(request.exit_code, request.path, newest)
+
+    @property
+    def _together(self) -> Ranks:
+        assert self._ranks is not None, "it has begun"
+        return self._ranks
 
     def close(self) -> None:
         """Listen no more. May be called again."""

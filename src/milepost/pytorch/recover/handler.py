@@ -6,14 +6,16 @@ import getpass
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch.distributed as dist
 
 from milepost.clock import Clock, SystemClock
+from milepost.engine.events import Events
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.redact import redact_the_log
-from milepost.errors import UsageError
+from milepost.engine.settings import whole
+from milepost.errors import SaveFailed, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.stopping import Stop
 from milepost.publish.signed import open_root
@@ -22,16 +24,19 @@ from milepost.pytorch import dcp
 from milepost.pytorch.dcp.holding import Holding, Load, hold_root, note_half, note_load
 from milepost.pytorch.export.naming import trial_directory
 from milepost.pytorch.recover import payload
+from milepost.pytorch.recover.agreeing import TRAIN, Verdict
 from milepost.pytorch.recover.beside import Beside, Part
 from milepost.pytorch.recover.capturing import capture
+from milepost.pytorch.recover.ending import Ending
 from milepost.pytorch.recover.engines import SaveMode, TrainEngine
-from milepost.pytorch.recover.flight import Flight
 from milepost.pytorch.recover.groups import Groups, make_groups
 from milepost.pytorch.recover.inference import Inference
 from milepost.pytorch.recover.info import RecoverInfo
 from milepost.pytorch.recover.loading import Loading
 from milepost.pytorch.recover.modes import mode_of
 from milepost.pytorch.recover.reading import Choosing
+from milepost.pytorch.recover.saving import Saving, Task
+from milepost.pytorch.recover.seen import check_seen
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
@@ -87,9 +92,11 @@ class RecoverHandler:
         self._key_file, self._allow_pickle, self._trust_pickle = key_file, allow_pickle, trust_pickle
         self._with_optim = with_optim
         self._group, self._timeout_s = process_group, timeout_s
+        self._retries = whole("retries", retries)
+        self._ending = Ending(self._clock, self._store.url, stop=stop, grace=grace)
         self._made: Groups | None = None
         self._rng = Rng()
-        self._flight: Flight | None = None
+        self._saving = Saving(save_mode, staging_bytes)
         self._state: Literal["new", "ready", "half", "closed"] = "new"
         """What may be done: ``new``: nothing was loaded yet, ``half``: a load has failed half-way."""
 
@@ -111,13 +118,14 @@ class RecoverHandler:
             return None
         payload.check_engines(engines)
         beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
-        groups = self._groups
-        groups.ranks.together(self._settle)
+        groups = self._begun
+        groups.ranks.together(self._saving.settle)
         groups.ranks.together(self._claim)
         if which == "never":
             self._start_anew()
+            self._train_on(None)
             return None
-        choosing = Choosing(self._store, groups.ranks, self._keep, self._trust_pickle)
+        choosing = Choosing(self._store, groups.ranks, self._keep, self._trust_pickle, self._ending.loading)
         loading = Loading(
             choosing, engines, beside, self._rng, self._ticks, self._mismatches, inference, self._with_optim, groups.beside
         )
@@ -130,7 +138,16 @@ class RecoverHandler:
         self._state = "ready"
         if info is not None:
             self._tell(info, engines)
+        self._train_on(info)
         return info
+
+    def _train_on(self, info: RecoverInfo | None) -> None:
+        """Say that all is in place; leave where that is wanted already, before anything is trained."""
+        step = info.step if info is not None else 0
+        self._ending.trains(info.generation if info is not None else 0, step, self._events)
+        verdict = self._ending.at(step)[2]
+        if verdict.leaves:
+            self._leave(verdict, step)
 
     def dump(
         self,
@@ -149,48 +166,64 @@ class RecoverHandler:
         self._check_open()
         if not self._on:
             return False
-        if not self._is_due(step, force=force):
+        ranks = self._begun.ranks
+        why = "forced" if force else self._ticks.due(_TICKS, step)
+        due, failed, verdict = self._ending.at(step.global_step, is_due=why is not None, has_failed=self._saving.has_failed)
+        if failed or due or verdict != TRAIN:
+            self._settle_together(verdict)
+        if not due and verdict == TRAIN:
             return False
         payload.check_engines(engines)
         beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
         before = self._ticks.state_dict()
         try:
             self._ticks.exported(_TICKS, step)
-            self._save(engines, step, beside, metrics or {})
+            state = ranks.together(self._captured, engines, step, beside)
+            reason = " and ".join(filter(None, (why, verdict.why)))
+            writer = ranks.together(self._writer, engines, step, metrics or {}, reason)
+            with self._ending.saving(step.global_step, verdict) as timed:
+                self._saving.save(self._groups, Task(engines, state, writer, timed, self._published))
         except BaseException:
             self._ticks.load_state_dict(before)
             raise
+        if verdict.leaves:
+            ranks.together(self._saving.settle)
+            self._leave(verdict, step.global_step)
         return True
 
-    def _is_due(self, step: StepInfo, *, force: bool) -> bool:
-        """Say whether to save now. Alike on all ranks; where they have to talk for that, what failed beside is raised, too."""
-        ranks, flight = self._groups.ranks, self._flight
-        why = "forced" if force else self._ticks.due(_TICKS, step)
-        if self._ticks.tells_time or flight is not None:
-            why, over = ranks.told_by_first((why, flight is not None and flight.is_over))
-            if over:
-                ranks.together(self._settle)
-        return why is not None
+    def _settle_together(self, verdict: Verdict) -> None:
+        """Wait on all ranks for the save before, and raise on all what it failed with. It is no reason to make no last one."""
+        try:
+            self._groups.ranks.together(self._saving.settle)
+        except SaveFailed as error:
+            self._ending.not_saved()
+            if not verdict.leaves:
+                raise
+            log.error("[recover] the save before the last one failed: %s", error)
 
-    def _save(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside, metrics: Mapping[str, float]) -> None:
-        ranks = self._groups.ranks
-        ranks.together(self._settle)
-        state = ranks.together(self._captured, engines, step, beside)
-        writer = ranks.together(self._writer, engines, step, metrics)
-        flight = self._flight = Flight(step.global_step, lambda free: self._write(state, writer))
-        flight.join()
-        self._flight = None
-        if flight.failure is not None:
-            raise flight.failure
+    def _published(self, saved: dcp.Saved) -> None:
+        self._ending.published(saved.run_id, saved.number)
+
+    def _leave(self, verdict: Verdict, step: int) -> NoReturn:
+        """Give the root up, and end this process: on all ranks, when all is durable."""
+        ranks, holding = self._groups.ranks, self._claim()
+        newest = ranks.told_by_first(holding.session.chain.head if holding is not None else None)
+        stopped = self._ending.ended(verdict, step, newest, self._events)
+        self.close()
+        raise stopped
 
     def _captured(self, engines: Mapping[str, TrainEngine], step: StepInfo, beside: Beside) -> dict[str, Any]:
         self._check_may_save()
+        check_seen(step, {"saver": beside.saver, "evaluator": beside.evaluator})
         return capture(engines, step, beside, self._rng, self._groups.ranks.rank, handler=self._ticks.state_dict())
 
-    def _writer(self, engines: Mapping[str, TrainEngine], step: StepInfo, metrics: Mapping[str, float]) -> dcp.RunWriter:
+    def _writer(
+        self, engines: Mapping[str, TrainEngine], step: StepInfo, metrics: Mapping[str, float], reason: str
+    ) -> dcp.RunWriter:
         return dcp.RunWriter(
             self._store,
             step=step.global_step,
+            reason=reason,
             metrics=metrics,
             counters={"epochs": step.epochs_done},
             keep=self._keep,
@@ -200,25 +233,20 @@ class RecoverHandler:
             take_over=self._guard[1],
         )
 
-    def _write(self, state: dict[str, Any], writer: dcp.RunWriter) -> dcp.Saved:
-        groups = self._groups
-        return dcp.save(state, writer, process_group=groups.beside, no_dist=groups.ranks.count == 1)
-
     def _claim(self) -> Holding | None:
         return hold_root(self._store, self._keep, *self._guard) if self._groups.ranks.is_first else None
+
+    @property
+    def _events(self) -> Events | None:
+        """Return where the one that holds the root notes what happens; None on other ranks."""
+        holding = self._claim()
+        return holding.session.events if holding is not None else None
 
     def _start_anew(self) -> None:
         holding = self._claim()
         if holding is not None:
             note_load(self._store.url, Load(holding.session.run_id, 0))
         self._state = "ready"
-
-    def _settle(self) -> None:
-        """Wait for the save before, and raise what it failed with, once."""
-        flight, self._flight = self._flight, None
-        failure = flight.failed() if flight is not None else None
-        if failure is not None:
-            raise failure
 
     def _check_open(self) -> None:
         if self._state == "closed":
@@ -259,20 +287,22 @@ class RecoverHandler:
         """Wait until what is under way is durable. Raises `SaveFailed` if it failed: on all ranks, so all of them call."""
         self._check_open()
         if self._on:
-            self._groups.ranks.together(self._settle)
+            self._groups.ranks.together(self._saving.settle)
 
     def close(self) -> None:
         """Wait for what is under way, on this rank alone, and give the run root up; raises `SaveFailed`."""
         if self._state == "closed":
             return
         try:
-            self._settle()
+            self._saving.settle()
         finally:
             self._state = "closed"
+            self._ending.close()
             if self._made is not None:
                 if self._made.ranks.is_first:
                     dcp.give_up(self._store)
                 self._made.close()
+            self._saving.close()
 
     def __enter__(self) -> Self:
         return self
@@ -287,9 +317,22 @@ class RecoverHandler:
             log.error("[recover] %s", failure)
 
     @property
+    def staged_bytes(self) -> int:
+        """Return how much host memory is kept for copies on this rank."""
+        return self._saving.staged_bytes
+
+    @property
     def newest(self) -> Summary | None:
         """Return the newest generation of this trial; None if there is none. Reads the directory."""
         return read(self._store).head if os.path.isdir(self.root) else None
+
+    @property
+    def _begun(self) -> Groups:
+        """Begin to listen and to be seen, on all ranks at once, before the root is claimed."""
+        groups = self._groups
+        if not self._ending.has_begun:
+            self._ending.begin(groups.ranks, self._retries)
+        return groups
 
     @property
     def _groups(self) -> Groups:

@@ -25,6 +25,7 @@ from milepost.pytorch.recover.models import model_state, names_of, put_model
 from milepost.pytorch.recover.optimizers import GROUPS, STATE, group_differences, like, put_optimizer
 from milepost.pytorch.recover.payload import LR_SCHEDULER, MODEL, OPTIM
 from milepost.pytorch.recover.reading import Choosing, Found, Path, nested
+from milepost.pytorch.recover.schedule import Settings, compare, fingerprint
 from milepost.pytorch.steps import StepInfo
 from milepost.records import Difference
 from milepost.state.rng import Rng
@@ -45,10 +46,10 @@ class Loading:
     inference: Inference | None
     with_optim: bool
     group: dist.ProcessGroup | None
-    loading: Callable[[int], object] = lambda _: None
-    """Is told which generation is about to be loaded, before any of it is; and of 0 once that is over."""
     changed: bool = False
     """Something may have been overwritten."""
+    settings: list[Settings] = field(default_factory=list)
+    """Of the schedules here that are not those that were saved."""
     warnings: list[str] = field(default_factory=list)
     inexact: list[str] = field(default_factory=list)
 
@@ -59,7 +60,7 @@ class Loading:
         """
         rejected: list[Skipped] = []
         while (found := self.choosing.find(which, rejected)) is not None:
-            self.warnings, self.inexact = [], []
+            self.warnings, self.inexact, self.settings = [], [], []
             step = self._compare(found)
             if not self.changed:
                 self._pause()
@@ -119,10 +120,19 @@ class Loading:
         elif engine.optimizer is not None:
             names = names_of(engine.model)
             differences += group_differences(path, nested(saved)[GROUPS], engine.optimizer, names)
-        if engine.lr_scheduler is not None and not found.below(name, LR_SCHEDULER):
-            path = f"{name}/lr_scheduler"
-            differences.append(Difference(path, "nothing", "a schedule, which stays as it is", "missing-optional"))
-        return differences
+        return differences + self._schedule_differences(found, name, engine.lr_scheduler)
+
+    def _schedule_differences(self, found: Found, name: str, scheduler: Any) -> list[Difference]:
+        path = f"{name}/lr_scheduler"
+        if not found.below(name, LR_SCHEDULER):
+            here = [] if scheduler is None else ["a schedule, which stays as it is"]
+            return [Difference(path, "nothing", each, "missing-optional") for each in here]
+        saved = found.progress.get("schedules", {}).get(name)
+        compared = compare(path, saved, fingerprint(scheduler))
+        self.inexact += compared.not_compared
+        if compared.differences:
+            self.settings.append(Settings(scheduler))
+        return list(compared.differences)
 
     def _pause(self) -> None:
         if self.inference is not None:
@@ -144,7 +154,6 @@ class Loading:
             process_group=self.group,
             no_dist=choosing.ranks.count == 1,
             trust_pickle=choosing.trust_pickle,
-            loading=self.loading,
         )
         self.inexact += restored.inexact
         return moments  # type: ignore[no-any-return]
@@ -172,6 +181,8 @@ class Loading:
             schedule = found.below(name, LR_SCHEDULER)
             if engine.lr_scheduler is not None and schedule:
                 engine.lr_scheduler.load_state_dict(schedule[()])
+        for settings in self.settings:
+            settings.put_back()  # they differ, and that was let pass: what holds is what the script says now
         self.beside.put_back(found.progress)
         if "handler" in found.progress:
             self.ticks.load_state_dict(found.progress["handler"])

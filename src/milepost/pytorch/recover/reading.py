@@ -6,7 +6,7 @@ Nothing is changed here. The tensors come afterwards, through DCP, from the gene
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from milepost.pytorch.dcp.own import key_of_rank
 from milepost.pytorch.ranks import Ranks
 from milepost.pytorch.recover.payload import RECOVER
 from milepost.pytorch.shards import Own
+from milepost.records import Manifest
 from milepost.state.inflate import inflate
 from milepost.state.opaque import Opaque
 from milepost.store.base import Store
@@ -68,6 +69,8 @@ class Choosing:
     ranks: Ranks
     keep: Keep
     trust_pickle: bool
+    loading: Callable[[Manifest], object] = lambda _: None
+    """Is told on each rank which generation is about to be read: if that kills the process, somebody knows what did."""
 
     def find(self, which: Which, rejected: list[Skipped]) -> Found | None:
         """Return what all ranks are to load; None if there is nothing. What is damaged is added to ``rejected``, on all alike.
@@ -104,6 +107,7 @@ class Choosing:
     def _read(self, told: tuple[Seen, tuple[Skipped, ...]]) -> Found:
         chosen = numbered(self.store, told[0], trust_pickle=self.trust_pickle)
         chosen = Chosen(chosen.manifest, chosen.index, told[1])
+        self.loading(chosen.manifest)
         paths = _paths(chosen)
         if (RECOVER,) not in paths.values():
             raise _not_recover(self.store.url, chosen.manifest.number)

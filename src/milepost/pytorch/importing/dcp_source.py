@@ -1,0 +1,381 @@
+"""Read a directory that ``torch.distributed.checkpoint`` has written: what it says, checked against what lies there.
+
+What DCP says of itself is a pickle, ``.metadata``, that names files, offsets and sizes. Nothing of it is believed: no name
+leads out of the directory, no range beyond its file, the ranges in a file are no more than the file, and the chunks of a
+tensor are all of it, once. DCP keeps no digests: that the bytes in a range are those that were saved nobody can tell.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from milepost.errors import CorruptError, MilepostError, UsageError
+from milepost.pytorch.importing.base import damaged, is_plain_file, open_within, read_whole, size_of
+from milepost.pytorch.importing.restricted import Record, read_pickle, read_torch
+from milepost.pytorch.leaves import TensorKind
+from milepost.pytorch.shards import is_within
+
+METADATA = ".metadata"
+MOST_METADATA_BYTES = 1 << 30
+MOST_HEADER_BYTES = 100 << 20
+"""How large the header of a safetensors file may be: the same as its own readers say."""
+
+_AT = "torch.distributed.checkpoint.metadata."
+_STORED_IN = "torch.distributed.checkpoint.filesystem._StorageInfo"
+_OF_DCP = (
+    *("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+    *("TensorProperties", "_MEM_FORMAT_ENCODING", "StorageMeta"),
+)
+_RECORDS = frozenset({*(f"{_AT}{name}" for name in _OF_DCP), _STORED_IN, "torch.serialization._get_layout"})
+_SAFETENSORS = {
+    name: getattr(torch, dtype)
+    for name, dtype in (
+        *(("F64", "float64"), ("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("BOOL", "bool")),
+        *(("I64", "int64"), ("I32", "int32"), ("I16", "int16"), ("I8", "int8"), ("U8", "uint8"), ("U16", "uint16")),
+        *(("U32", "uint32"), ("U64", "uint64"), ("C64", "complex64"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")),
+    )
+}
+_TENSORS = TensorKind()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Be bytes ``[start, start + length)`` of a file of the directory."""
+
+    file: str
+    start: int
+    length: int
+    is_raw: bool = False
+    """The bytes are the tensor's own; else what ``torch.save`` has made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Be one part of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """Be a tensor in chunks, which are all of it."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DcpSource:
+    """Hold what a directory says, checked."""
+
+    directory: Path
+    tensors: Mapping[str, SavedTensor]
+    values: Mapping[str, Span]
+    paths: Mapping[str, tuple[str | int, ...]]
+    """Where in the state dict each of them stood, as far as the writer said."""
+    ranks: int
+    """How many ranks have written it, as far as the names of files say."""
+
+
+def is_dcp(path: Path) -> bool:
+    """Return whether a directory looks like one that DCP has written."""
+    if not path.is_dir():
+        return False
+    return is_plain_file(path / METADATA) or bool(_shard_names(path))
+
+
+def read_source(path: Path) -> DcpSource:
+    """Read what a directory says, and check it.
+
+    Raises `CorruptError` (kind ``damaged-source``), and `UsageError` for what is not readable here, or not without running it.
+    """
+    if is_plain_file(path / "metadata.json") or is_plain_file(path / "common.pt"):
+        raise megatron(path)
+    found = _of_metadata(path) if os.path.lexists(path / METADATA) else _of_safetensors(path)
+    _check_spans(found)
+    for fqn, tensor in found.tensors.items():
+        _check_chunks(path, fqn, tensor)
+    return found
+
+
+def megatron(path: Path) -> UsageError:
+    """Return the error for a checkpoint of Megatron's own format."""
+    return UsageError(
+        "this is Megatron's own format (torch_dist), which only Megatron can read: what is in it depends on its parallel layout",
+        kind="megatron",
+        hint="load it in Megatron or AReaL, save it in Hugging Face format or through torch.distributed.checkpoint, import that",
+        path=str(path),
+    )
+
+
+def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
+    """Return one chunk of a tensor. Raises `CorruptError` if it is not what it is said to be."""
+    tensor, span = source.tensors[fqn], chunk.span
+    with open_within(source.directory, span.file) as file:
+        if span.is_raw:
+            found = torch.empty(chunk.sizes, dtype=tensor.dtype)
+            memory = _TENSORS.memory(found)
+            file.seek(span.start)
+            if memory is None or (memory and file.readinto(memory) != span.length):  # type: ignore[attr-defined]
+                raise damaged("a file has become shorter", source.directory, file=span.file)
+            return found
+        with View(file, span.start, span.length) as view:
+            value = read_torch(view, source.directory / span.file, trust=False, what=f"{fqn!r}", size_bytes=span.length)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        raise damaged("what is said to be a tensor is none", source.directory, name=fqn)
+    if value.dtype != tensor.dtype or tuple(value.shape) != chunk.sizes:
+        raise damaged("a tensor is not what it is said to be", source.directory, name=fqn, file=span.file)
+    return value.detach()
+
+
+def read_value(source: DcpSource, fqn: str, *, trust: bool) -> Any:
+    """Return a value that is no tensor. Raises `UsageError` (kind ``pickle-not-trusted``), `CorruptError`."""
+    span = source.values[fqn]
+    with open_within(source.directory, span.file) as file, View(file, span.start, span.length) as view:
+        return read_torch(view, source.directory / span.file, trust=trust, what=f"the value {fqn!r}", size_bytes=span.length)
+
+
+class View(io.BufferedReader):
+    """Show a part of a file as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        super().__init__(_Part(file, start, length))
+
+
+class _Part(io.RawIOBase):
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._descriptor, self._start, self._length, self._at = file.fileno(), start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        room = memoryview(into).cast("B")[: max(0, self._length - self._at)]
+        count = os.preadv(self._descriptor, [room], self._start + self._at) if len(room) else 0
+        self._at += count
+        return count
+
+
+# --- what DCP says of itself ---
+
+
+def _of_metadata(path: Path) -> DcpSource:
+    with open_within(path, METADATA) as file:
+        data = read_whole(file, path / METADATA, MOST_METADATA_BYTES)
+    said = read_pickle(data, path / METADATA, trust=False, what="what DCP says of itself (.metadata)", records=_RECORDS)
+    try:
+        return _checked_metadata(path, said)
+    except MilepostError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise damaged("what DCP says of itself (.metadata) is not what DCP writes", path, because=type(error).__name__) from error
+
+
+def _checked_metadata(path: Path, said: Any) -> DcpSource:
+    spans = {_key(index): _span(path, place) for index, place in said["storage_data"].items()}
+    tensors: dict[str, SavedTensor] = {}
+    values: dict[str, Span] = {}
+    for fqn, entry in said["state_dict_metadata"].items():
+        if not isinstance(fqn, str):
+            raise TypeError(fqn)
+        if entry.name == f"{_AT}BytesStorageMetadata":
+            values[fqn] = spans[(fqn, None)]
+            continue
+        chunks = [(_whole_numbers(chunk["offsets"]), _whole_numbers(chunk["sizes"])) for chunk in entry["chunks"]]
+        placed = tuple(Chunk(offsets, sizes, spans[(fqn, offsets)]) for offsets, sizes in chunks)
+        dtype = entry["properties"].fields[0]
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError("dtype")
+        tensors[fqn] = SavedTensor(dtype, _whole_numbers(entry["size"]), placed)
+    return DcpSource(path, tensors, values, _paths(said.fields.get("planner_data"), [*tensors, *values]), _ranks(path))
+
+
+def _key(index: Record) -> tuple[str, tuple[int, ...] | None]:
+    offset = index.fields.get("offset")  # it is left out where there is none
+    return str(index["fqn"]), None if offset is None else _whole_numbers(offset)
+
+
+def _span(path: Path, place: Record) -> Span:
+    file, start, length = place["relative_path"], place["offset"], place["length"]
+    if place.fields.get("transform_descriptors"):
+        raise UsageError(
+            "this checkpoint was written through an extension of DCP, compressed perhaps, and is not readable here",
+            kind="dcp-extension",
+            hint="load it with torch.distributed.checkpoint, save it without extensions, and import that",
+            path=str(path),
+            extensions=", ".join(map(str, place["transform_descriptors"])),
+        )
+    if not isinstance(file, str):
+        raise TypeError("relative_path")
+    start, length = _whole_numbers((start, length))
+    return Span(file, start, length)
+
+
+def _whole_numbers(values: Any) -> tuple[int, ...]:
+    numbers = tuple(values)
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+        raise ValueError("no sizes")
+    return numbers
+
+
+def _paths(planner_data: Any, fqns: Sequence[str]) -> dict[str, tuple[str | int, ...]]:
+    said = planner_data if isinstance(planner_data, dict) else {}
+    found: dict[str, tuple[str | int, ...]] = {}
+    for fqn in fqns:
+        path = said.get(fqn)
+        if isinstance(path, tuple) and path and all(type(part) in (str, int) for part in path):
+            found[fqn] = path
+    return found
+
+
+def _ranks(path: Path) -> int:
+    heads = (name.removeprefix("__").partition("_")[0] for name in os.listdir(path) if name.endswith(".distcp"))
+    return 1 + max((int(head) for head in heads if head.isascii() and head.isdecimal() and len(head) < 7), default=0)
+
+
+# --- the same in safetensors, as DCP's writer for Hugging Face leaves it ---
+
+
+def _shard_names(path: Path) -> list[str]:
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        return []
+    return [name for name in names if name.startswith("shard-") and name.endswith(".safetensors")]
+
+
+def _of_safetensors(path: Path) -> DcpSource:
+    parts: dict[str, list[tuple[torch.dtype, Chunk]]] = {}
+    names = _shard_names(path)
+    if not names:
+        raise damaged(f"{METADATA} is missing: DCP writes it last, so the save had not ended", path)
+    for name in names:
+        for fqn, dtype, chunk in _safetensors_chunks(path, name):
+            parts.setdefault(fqn, []).append((dtype, chunk))
+    tensors = {}
+    for fqn, some in parts.items():
+        if len({(dtype, len(chunk.sizes)) for dtype, chunk in some}) > 1:
+            raise damaged("the chunks of a tensor are not of one kind", path, name=fqn)
+        ends = [[start + length for start, length in zip(one.offsets, one.sizes, strict=True)] for _, one in some]
+        size = tuple(max(axis) for axis in zip(*ends, strict=True))
+        tensors[fqn] = SavedTensor(some[0][0], size, tuple(chunk for _, chunk in some))
+    return DcpSource(path, tensors, {}, {}, len(names))
+
+
+def _safetensors_chunks(path: Path, name: str) -> Iterator[tuple[str, torch.dtype, Chunk]]:
+    with open_within(path, name) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MOST_HEADER_BYTES, size_of(file) - 8):
+            raise damaged("the header of a file is longer than the file", path, file=name)
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        saved_offsets = json.loads(header.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
+        for fqn, said in header.items():
+            sizes = _whole_numbers(said["shape"])
+            start, stop = _whole_numbers(said["data_offsets"])
+            offsets = _whole_numbers(saved_offsets[fqn]["saved_offsets"]) if fqn in saved_offsets else (0,) * len(sizes)
+            dtype = _SAFETENSORS[said["dtype"]]
+            if len(offsets) != len(sizes) or stop - start != math.prod(sizes) * dtype.itemsize:
+                raise ValueError(fqn)
+            yield fqn, dtype, Chunk(offsets, sizes, Span(name, 8 + length + start, stop - start, is_raw=True))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise damaged("the header of a file is not one of safetensors", path, file=name) from error
+
+
+# --- what is checked ---
+
+
+def _check_spans(source: DcpSource) -> None:
+    """Raise `CorruptError` unless each range lies in its file, and all of a file's ranges are no more than it."""
+    spans = [chunk.span for tensor in source.tensors.values() for chunk in tensor.chunks] + [*source.values.values()]
+    told: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for span in spans:
+        if span.file not in sizes:
+            sizes[span.file] = _size_within(source.directory, span.file)
+        if span.start + span.length > sizes[span.file]:
+            raise damaged(
+                "a file is shorter than what is said to be in it",
+                source.directory,
+                file=span.file,
+                size_bytes=sizes[span.file],
+                needed_bytes=span.start + span.length,
+            )
+        told[span.file] = told.get(span.file, 0) + span.length
+    for file, total in told.items():
+        if total > sizes[file]:
+            raise damaged("more is said to be in a file than it has bytes", source.directory, file=file, size_bytes=sizes[file])
+
+
+def _size_within(directory: Path, file: str) -> int:
+    try:
+        with open_within(directory, file) as opened:
+            return size_of(opened)
+    except MilepostError as error:
+        if error.kind != "source-missing":
+            raise
+        raise damaged("a file that belongs to it is missing", directory, file=file) from error
+
+
+def _check_chunks(path: Path, fqn: str, tensor: SavedTensor) -> None:
+    """Raise `CorruptError` unless the chunks are the whole tensor, each element once, and fit into their ranges."""
+    for chunk in tensor.chunks:
+        if not is_within(tensor.size, chunk.offsets, chunk.sizes):
+            raise _not_whole(path, fqn, "a chunk lies outside of its tensor")
+        if math.prod(chunk.sizes) * tensor.dtype.itemsize > chunk.span.length:
+            raise _not_whole(path, fqn, "a tensor is larger than its bytes")
+    filled = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+    if not tensor.chunks or filled != math.prod(tensor.size):
+        raise _not_whole(path, fqn, "the chunks of a tensor are not all of it")
+    if len(tensor.chunks) > 1 and _overlap(tensor):
+        raise _not_whole(path, fqn, "two chunks of a tensor overlap")
+
+
+def _overlap(tensor: SavedTensor) -> bool:
+    """Return whether two chunks have an element in common: a sweep along the longest axis."""
+    axis = max(range(len(tensor.size)), key=tensor.size.__getitem__)
+    active: list[tuple[int, int]] = []
+    order = sorted(range(len(tensor.chunks)), key=lambda index: tensor.chunks[index].offsets[axis])
+    for index in order:
+        chunk = tensor.chunks[index]
+        if not math.prod(chunk.sizes):
+            continue
+        start = chunk.offsets[axis]
+        del active[: bisect_right(active, (start, len(order)))]
+        if any(_meet(chunk, tensor.chunks[other]) for _, other in active):
+            return True
+        insort(active, (start + chunk.sizes[axis], index))
+    return False
+
+
+def _meet(a: Chunk, b: Chunk) -> bool:
+    return all(
+        start < other + other_length and other < start + length
+        for start, length, other, other_length in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
+    )
+
+
+def _not_whole(path: Path, fqn: str, what: str) -> CorruptError:
+    return damaged(what, path, name=fqn)
