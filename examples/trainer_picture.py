@@ -46,11 +46,10 @@ def draw_curves(axis: Any, alone: Tale, killed: Tale) -> None:
 
 def draw_lives(axis: Any, killed: Tale) -> None:
     following = [*killed.lives[1:], None]
-    axis.barh([], [], color="#c00000", label="made again")
     for number, (life, after) in enumerate(zip(killed.lives, following, strict=True), start=1):
         kept = life.made if after is None else min(life.made, after.begun)
         axis.barh(number, kept - life.begun, left=life.begun, color="#1f3a5f", height=0.55)
-        axis.barh(number, life.made - kept, left=kept, color="#c00000", height=0.55)
+        axis.barh(number, life.made - kept, left=kept, color="#c00000", height=0.55, label="_" if after else "made again")
     axis.set(xlabel="step", ylabel="life", yticks=range(1, len(killed.lives) + 1))
     axis.invert_yaxis()
     for target, marker in (("rank 0", "v"), ("rank 1", "^"), ("torchrun", "s"), ("everything", "X")):

@@ -33,8 +33,8 @@ def strike(demo: ModuleType) -> ModuleType:
 
 @pytest.mark.timeout(400)
 def test_a_trainer_of_two_ranks_killed_twice_ends_like_one_left_alone(tmp_path: Path) -> None:
-    # A5, A6, A9, A12. Half a minute: four starts of torchrun with two ranks, each of which imports torch, and 24 steps twice.
-    script = [sys.executable, str(EXAMPLES / "trainer_demo.py"), "--out", str(tmp_path), "--steps", "24", "--kills", "2"]
+    # A5, A6, A9, A12. Half a minute: four starts of torchrun, which makes twelve processes that import torch; 18 steps, twice.
+    script = [sys.executable, str(EXAMPLES / "trainer_demo.py"), "--out", str(tmp_path), "--steps", "18", "--kills", "2"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
     assert len(re.findall(r"\] kill \d of 2: ", done.stderr)) == 2
