@@ -56,9 +56,9 @@ class RunWriter(StorageWriter):
     ``step`` is the step that is saved; ``dcp.save(..., checkpoint_id="1000")`` says it, too. ``reason`` is why it is saved, for
     people. ``metrics`` were measured at it, ``counters`` (``episodes``, ``epochs``) are other progress; each save of this writer
     carries them. ``keep`` says which generations stay. ``components`` says which key of the state dict is which component:
-    ``{"actor": "default/policy"}``; by itself ``model`` is ``policy``, ``optim`` is ``optimizer``, and what is no component is part of ``extra``. Weights and
-    moments that are not finite make a generation unhealthy: a load passes it over. Values that only a pickle can hold are
-    refused, or written if ``allow_pickle``.
+    ``{"actor": "default/policy"}``; by itself ``model`` is ``policy``, ``optim`` is ``optimizer``, and what is no
+    component is part of ``extra``. Weights and moments that are not finite make a generation unhealthy: a load passes it over.
+    Values that only a pickle can hold are refused, or written if ``allow_pickle``.
 
     Rank 0 of the process group claims the root at the first save and holds it until `milepost.pytorch.dcp.give_up` or its
     end; ``lease_wait`` (seconds), ``take_over`` and ``key_file`` are those of `milepost.CheckpointEngine`. All ranks need to

@@ -100,7 +100,9 @@ class Beside:
 
 def put_rng(rng: Rng, own: Sequence[Mapping[str, Any]]) -> list[str]:
     """Bring this rank's generators back, and return why they could not be."""
-    if len(own) != 1 or RNG not in own[0]:
+    if not any(RNG in one for one in own):
+        return ["rng: no generators were saved, those here stay as they are"]
+    if len(own) != 1:
         return ["rng: each rank's generators stay as they are, since another number of ranks has saved"]
     differences = list(rng.state_differences(own[0][RNG]))
     if differences:

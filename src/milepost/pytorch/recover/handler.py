@@ -23,6 +23,7 @@ from milepost.publish.view import read
 from milepost.pytorch import dcp
 from milepost.pytorch.dcp.holding import Holding, Load, hold_root, note_half, note_load
 from milepost.pytorch.export.naming import trial_directory
+from milepost.pytorch.importing.areal import import_areal_in_place
 from milepost.pytorch.recover import payload
 from milepost.pytorch.recover.agreeing import TRAIN, Verdict
 from milepost.pytorch.recover.beside import Beside, Part
@@ -120,9 +121,9 @@ class RecoverHandler:
         beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
         groups = self._begun
         groups.ranks.together(self._saving.settle)
-        groups.ranks.together(self._claim)
+        groups.ranks.together(self._start_anew if which == "never" else self._claim_or_import)
         if which == "never":
-            self._start_anew()
+            self._state = "ready"
             self._train_on(None)
             return None
         choosing = Choosing(self._store, groups.ranks, self._keep, self._trust_pickle, self._ending.loading)
@@ -179,6 +180,7 @@ class RecoverHandler:
         try:
             self._ticks.exported(_TICKS, step)
             state = ranks.together(self._captured, engines, step, beside)
+            self._state = "ready"
             reason = " and ".join(filter(None, (why, verdict.why)))
             writer = ranks.together(self._writer, engines, step, metrics or {}, reason)
             with self._ending.saving(step.global_step, verdict) as timed:
@@ -246,7 +248,16 @@ class RecoverHandler:
         holding = self._claim()
         if holding is not None:
             note_load(self._store.url, Load(holding.session.run_id, 0))
-        self._state = "ready"
+
+    def _claim_or_import(self) -> None:
+        """Claim the root; where a trial of AReaL's lies in it, and none of milepost's, that becomes the first generation."""
+        if not self._groups.ranks.is_first:
+            return
+        self._claim()
+        found = import_areal_in_place(self.root, key_file=self._key_file, trust_pickle=self._trust_pickle)
+        if found is not None:
+            left = "; ".join(found.left_out)
+            log.warning("[recover] imported AReaL's checkpoint of step %d, whose files stay: %s", found.step, left)
 
     def _check_open(self) -> None:
         if self._state == "closed":
