@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-
 from milepost.errors import UsageError
+from milepost.pytorch.ranks import Ranks
+from milepost.pytorch.recover.epochs import shares_of
 from milepost.pytorch.recover.payload import DATA, RNG
+from milepost.pytorch.recover.sharing import reshare
 from milepost.records import Difference
 from milepost.state.protocol import Stateful
 from milepost.state.rng import Rng
@@ -85,42 +85,37 @@ class Beside:
             if part is not None and name in saved:
                 part.load_state_dict(saved[name])
 
-    def put_data(self, own: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Bring the data loader back, and return what could not be: another number of ranks had different places in the data."""
-        states = [one[DATA] for one in own if DATA in one]
+    def place(self, own: Sequence[Mapping[str, Any]], saved_by: int, ranks: Ranks) -> tuple[Any, list[str]]:
+        """Return the place in the data that this rank gets, None for none; and why data comes twice or not at all."""
         if self.dataloader is None:
-            return []
-        if not states:
-            return ["data: no position was saved, the one here stays as it is"]
-        if len(states) != len(own) or not all(is_same(states[0], state) for state in states[1:]):
-            return ["data: the ranks that saved were at different places, and there is another number of ranks now"]
-        self.dataloader.load_state_dict(states[0])
-        return []
+            return None, []
+        if not all(DATA in one for one in own):
+            return None, ["data: no position was saved, the one here stays as it is"]
+        states = [one[DATA] for one in own]
+        if saved_by == ranks.count:
+            return states[0], []
+        found = reshare(states, ranks.count, shares=shares_of(self.dataloader))
+        return found.states[ranks.rank], [f"data: {why}" for why in found.inexact]
+
+    def place_differences(self, place: Any) -> list[Difference]:
+        """Return why the loader would not take a place, if it can say so before it is loaded."""
+        ask = getattr(self.dataloader, "state_differences", None)
+        return [] if place is None or ask is None else list(ask(place))
+
+    def put_data(self, place: Any) -> None:
+        """Bring the data loader to a place."""
+        if place is not None and self.dataloader is not None:
+            self.dataloader.load_state_dict(place)
 
 
-def put_rng(rng: Rng, own: Sequence[Mapping[str, Any]]) -> list[str]:
+def put_rng(rng: Rng, own: Sequence[Mapping[str, Any]], saved_by: int, ranks: Ranks) -> list[str]:
     """Bring this rank's generators back, and return why they could not be."""
     if not any(RNG in one for one in own):
         return ["rng: no generators were saved, those here stay as they are"]
-    if len(own) != 1:
+    if saved_by != ranks.count:
         return ["rng: each rank's generators stay as they are, since another number of ranks has saved"]
     differences = list(rng.state_differences(own[0][RNG]))
     if differences:
         return [f"rng: {difference}" for difference in differences]
     rng.load_state_dict(own[0][RNG])
     return []
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Return whether two plain states are equal, arrays and not-a-numbers included."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return bool(one == other) or (one != one and other != other)

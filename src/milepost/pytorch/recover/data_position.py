@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milepost.errors import CorruptError
+from milepost.pytorch.recover.generators import Orders, orders_of
 
 _VERSION = 1
 _KIND = "trained-frontier"
@@ -22,28 +23,32 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Hold the place in the data up to which everything is trained or dropped, and what is so beyond it."""
+    """Hold a place in the data up to which everything is trained or dropped, and what is so beyond it."""
 
     ordinal: int
-    """The first batch that is open, perhaps not drawn yet."""
+    """The batch that the loader gives next: all before it are trained or dropped."""
     place: Place
-    """Where in its epoch the loader was before that batch."""
+    """Where in its epoch the loader is before that batch."""
     loader: Any
     """The loader's own state there."""
+    orders: Orders
+    """What the epoch is drawn from."""
     begun: bool
-    """Whether anything was drawn: else the loader is as it was made."""
+    """Whether anything was drawn: else the loader is as it was made, and its next epoch that of the place."""
     beyond: tuple[tuple[int, int], ...]
-    """Half-open spans of the ordinals after it that are resolved, in order."""
+    """Half-open spans of ordinals, in order, that are trained or dropped, too."""
     open: int
     """How many were given out and neither trained nor dropped."""
     dropped: Mapping[str, int]
     shares: int | None
     """How many ranks share each epoch between them; None if each has all of it, or nobody can tell."""
+    workers: int | None
+    """How many processes load, if the loader has any: torchdata's position is one of each."""
     batches: int | None
     """How many batches an epoch has, if the loader says so."""
 
     def ordinals(self) -> Iterator[int]:
-        """Yield what is resolved beyond the first open batch."""
+        """Yield what else is trained or dropped."""
         for start, stop in self.beyond:
             yield from range(start, stop)
 
@@ -56,11 +61,13 @@ class Position:
             "epoch": self.place.epoch,
             "batches_of_epoch": self.place.batches,
             "loader": self.loader,
+            "generators": {"before": [*self.orders.before], "now": self.orders.now},
             "begun": self.begun,
             "beyond": [list(span) for span in self.beyond],
             "open": self.open,
             "dropped": {**self.dropped},
             "shares": self.shares,
+            "workers": self.workers,
             "batches": self.batches,
         }
 
@@ -70,7 +77,7 @@ class Position:
         parts = [f"at batch {self.ordinal}: epoch {self.place.epoch}, after {self.place.batches}{of}"]
         skipped = sum(stop - start for start, stop in self.beyond)
         if skipped:
-            parts.append(f"{skipped} beyond it are trained or dropped already")
+            parts.append(f"{skipped} from there on are trained or dropped already")
         if self.open:
             parts.append(f"{self.open} that were open are given out again")
         if self.dropped:
@@ -102,11 +109,13 @@ def read_position(state: Any) -> Position:
             ordinal=_count(state["ordinal"]),
             place=Place(_count(state["epoch"]), _count(state["batches_of_epoch"])),
             loader=state["loader"],
+            orders=orders_of(state["generators"]["before"], state["generators"]["now"]),
             begun=_truth(state["begun"]),
             beyond=tuple((_count(start), _count(stop)) for start, stop in state["beyond"]),
             open=_count(state["open"]),
             dropped={_text(reason): _count(count) for reason, count in state["dropped"].items()},
             shares=None if state["shares"] is None else _count(state["shares"]),
+            workers=None if state["workers"] is None else _count(state["workers"]),
             batches=None if state["batches"] is None else _count(state["batches"]),
         )
         _check_order(found)
@@ -121,12 +130,12 @@ def read_position(state: Any) -> Position:
 
 
 def _check_order(found: Position) -> None:
-    last = found.ordinal  # the first open batch is not resolved, and two spans do not touch
+    last = found.ordinal - 1  # two spans do not touch
     for start, stop in found.beyond:
         if not last < start < stop:
             raise ValueError(f"ordinals {start} to {stop} after {last}")
         last = stop
-    if found.place.batches > found.ordinal or (not found.begun and (found.ordinal or found.beyond)):
+    if found.place.batches > found.ordinal or (not found.begun and (found.place.batches or found.beyond)):
         raise ValueError(f"{found.place.batches} batches of an epoch before batch {found.ordinal}")
 
 

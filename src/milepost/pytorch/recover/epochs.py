@@ -21,6 +21,12 @@ def shares_of(loader: Any) -> int | None:
     return next((count for part in parts_of(loader) if isinstance(count := getattr(part, "num_replicas", None), int)), None)
 
 
+def workers_of(loader: Any) -> int | None:
+    """Return how many processes a loader loads with; None if it has no such number."""
+    count = getattr(loader, "num_workers", None)
+    return count if isinstance(count, int) else None
+
+
 def parts_of(loader: Any) -> Iterator[Any]:
     """Yield a loader, its samplers, those within them, and its dataset, each once."""
     seen: list[Any] = []

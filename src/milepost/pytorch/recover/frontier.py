@@ -12,11 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from milepost.errors import MismatchError, UsageError
 from milepost.pytorch.recover.data_position import Place, Position, read_position, spans_of
-from milepost.pytorch.recover.epochs import set_epoch, shares_of
+from milepost.pytorch.recover.epochs import set_epoch, shares_of, workers_of
+from milepost.pytorch.recover.generators import Orders, at_batch, before_epoch, check_repeatable, set_before, set_now
 from milepost.records import Difference
 from milepost.state.protocol import Stateful
 
@@ -32,6 +34,7 @@ class Drawn:
 
     place: Place
     position: Any
+    orders: Orders
 
 
 class TrainedFrontier:
@@ -60,6 +63,7 @@ class TrainedFrontier:
             )
         if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 1:
             raise UsageError("a number of batches is at least 1", kind="bad-ahead", hint="ahead=1000", ahead=ahead)
+        check_repeatable(loader)
         self._loader: Any = loader
         self._ahead = ahead
         self._drawing, self._lock = threading.Lock(), threading.Lock()
@@ -69,19 +73,23 @@ class TrainedFrontier:
         self._before: Drawn | None = None
         """Where it was before the first batch that is open."""
         self._frontier = 0
+        """The batch after that position."""
         self._after: deque[Drawn] = deque()
         """Where it was after each batch from the frontier on."""
         self._given: set[int] = set()
         self._resolved: set[int] = set()
         self._dropped: dict[str, int] = {}
         self._place = Place(0, 0)
+        self._orders = Orders()
         self._again: Drawn | None = None
         """Where to go back to, after a draw that failed."""
 
     @property
     def frontier(self) -> int:
         """Return the ordinal of the first batch that is neither trained nor dropped, perhaps not drawn yet."""
-        return self._frontier
+        with self._lock:
+            # After a resume the loader has yet to pass over what is resolved: until then its position is an older one.
+            return next(ordinal for ordinal in count(self._frontier) if ordinal not in self._resolved)
 
     @property
     def open(self) -> tuple[int, ...]:
@@ -140,43 +148,48 @@ class TrainedFrontier:
             before = self._before
             return Position(
                 ordinal=self._frontier,
-                place=before.place if before else Place(0, 0),
+                place=before.place if before else self._place,
                 loader=copy.deepcopy(before.position) if before else None,
+                orders=before.orders if before else Orders(),
                 begun=before is not None,
                 beyond=spans_of(self._resolved),
                 open=len(self._given),
                 dropped={**self._dropped},
                 shares=shares_of(self._loader),
+                workers=workers_of(self._loader),
                 batches=_length_of(self._loader),
             ).as_state()
+
+    def state_differences(self, state: Any, /) -> list[Difference]:
+        """Return why the loader would not take a position. Raises `CorruptError` (kind ``bad-position``) for what is none."""
+        saved = read_position(state)
+        here = {"ranks that share an epoch": shares_of(self._loader), "workers": workers_of(self._loader)}
+        there = {"ranks that share an epoch": saved.shares, "workers": saved.workers}
+        names = [name for name in here if saved.begun and here[name] != there[name]]
+        return [Difference(f"data/{name}", str(there[name]), str(here[name]), "value") for name in names]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position. Batches that were given out are open no more; what was open then is given out again.
 
         Raises `CorruptError` (kind ``bad-position``) for what is none, and `MismatchError` (kind ``data-position``) for one of
-        another number of ranks, or that the loader does not take. Nothing is changed then, but for the loader in the last case.
+        another number of ranks or workers, or that the loader does not take. Nothing is changed then, but for the loader in the
+        last case.
         """
-        saved = read_position(state)
-        shares = shares_of(self._loader)
-        if saved.begun and saved.shares != shares:
-            raise MismatchError(
-                "this position is one of another number of ranks",
-                [Difference("data/shares", str(saved.shares), str(shares), "data")],
-                kind="data-position",
-                hint="milepost.pytorch.RecoverHandler leaves it out, and says so",
-            )
+        saved, differences = read_position(state), self.state_differences(state)
+        if differences:
+            raise _not_taken(*differences)
         with self._drawing, self._lock:
             self._go_to(saved)
 
     def _go_to(self, saved: Position) -> None:
-        before = Drawn(saved.place, saved.loader) if saved.begun else self._first
+        before = Drawn(saved.place, saved.loader, saved.orders) if saved.begun else self._first
         if before is None and self._before is not None:
-            raise _not_taken("where it began is not known, and it has been moved")
+            raise _not_taken(Difference("data/loader", "where it began", "not known, and it has been moved", "value"))
         # A loader draws from torch's generator when it begins. It begins here, and not at the next draw: the generators are
         # loaded after this, and are then those of a run that was never interrupted.
         iterator = None if before is None else self._begun_at(before)
         self._iterator, self._before, self._again = iterator, before, None
-        self._place = before.place if before else Place(0, 0)
+        self._place = before.place if before else saved.place
         self._frontier, self._resolved = saved.ordinal, set(saved.ordinals())
         self._after.clear()
         self._given.clear()
@@ -189,12 +202,16 @@ class TrainedFrontier:
     def _begun_at(self, at: Drawn) -> Iterator[Any]:
         try:
             set_epoch(self._loader, at.place.epoch)
+            set_before(self._loader, at.orders)
             self._loader.load_state_dict(copy.deepcopy(at.position))
-            return iter(self._loader)
+            iterator: Iterator[Any] = iter(self._loader)
+            set_now(self._loader, at.orders)
         except Exception as error:
             # Whatever a loader raises: torchdata asserts, others look up keys.
             self._iterator = None
-            raise _not_taken(f"{type(error).__name__}: {error}") from error
+            raise _not_taken(Difference("data/loader", "a position", f"{type(error).__name__}: {error}", "value")) from error
+        self._orders = at.orders
+        return iterator
 
     def _take(self, *, across: bool) -> tuple[int, Any] | None:
         """Return the next batch to give out; None at the end of an epoch, unless it goes on across it."""
@@ -215,18 +232,21 @@ class TrainedFrontier:
 
     def _drawn(self) -> tuple[int, Any] | None:
         """Draw from the loader, and note where it is then; None if the epoch is over."""
-        iterator = self._iterator = self._iterator or self._begun()
+        if self._iterator is None:
+            self._iterator = self._begun()
         try:
-            batch = next(iterator)
+            batch = next(self._iterator)
         except StopIteration:
             self._check_not_empty()
             self._iterator, self._place = None, Place(self._place.epoch + 1, 0)
             return None
-        drawn = Drawn(Place(self._place.epoch, self._place.batches + 1), copy.deepcopy(self._loader.state_dict()))
+        self._orders = at_batch(self._loader, self._orders)
+        place = Place(self._place.epoch, self._place.batches + 1)
+        drawn = Drawn(place, copy.deepcopy(self._loader.state_dict()), self._orders)
         with self._lock:
             ordinal = self._frontier + len(self._after)
             self._after.append(drawn)
-            self._place = drawn.place
+            self._place = place
             if ordinal not in self._resolved:
                 self._given.add(ordinal)
             self._advance()
@@ -238,8 +258,10 @@ class TrainedFrontier:
             self._place = at.place
             return self._begun_at(at)
         set_epoch(self._loader, self._place.epoch)
+        self._orders = before_epoch(self._loader)
         if self._before is None:
-            first = Drawn(self._place, copy.deepcopy(self._loader.state_dict()))
+            position = copy.deepcopy(self._loader.state_dict())  # torchdata begins the epoch here, and draws
+            first = Drawn(self._place, position, at_batch(self._loader, self._orders))
             with self._lock:
                 self._first = self._before = first
         return iter(self._loader)
@@ -261,7 +283,7 @@ class TrainedFrontier:
                 "too many batches were drawn after one that is neither trained nor dropped",
                 kind="too-far-ahead",
                 hint="call trained() or dropped() for each batch; or give TrainedFrontier(loader, ahead=...) more room",
-                open_since=self._frontier,
+                open=self._frontier,
                 drawn=self._frontier + len(self._after),
                 ahead=self._ahead,
             )
@@ -276,7 +298,7 @@ class TrainedFrontier:
 
     def _no_such(self, ordinal: int) -> UsageError:
         drawn = self._frontier + len(self._after)
-        known = isinstance(ordinal, int) and (ordinal < self._frontier or ordinal in self._resolved or ordinal in self._given)
+        known = 0 <= ordinal < self._frontier or ordinal in self._resolved or ordinal in self._given
         return UsageError(
             "this batch is trained or dropped already" if known else "no batch of this ordinal was given out",
             kind="resolved-twice" if known else "not-drawn",
@@ -293,10 +315,10 @@ class TrainedFrontier:
             self._frontier += 1
 
 
-def _not_taken(why: str) -> MismatchError:
+def _not_taken(*differences: Difference) -> MismatchError:
     return MismatchError(
         "the loader does not take the position that was saved",
-        [Difference("data/loader", "a position", why, "data")],
+        differences,
         kind="data-position",
         hint="give it the dataset, samplers and num_workers with which it was saved, or leave the position out",
     )

@@ -106,7 +106,10 @@ class Loading:
                 generation=found.chosen.manifest.number,
             )
         every = [one for name, engine in self.engines.items() for one in self._engine_differences(found, name, engine)]
-        return every + self.beside.differences(found.progress)
+        return every + self.beside.differences(found.progress) + self.beside.place_differences(self._place(found)[0])
+
+    def _place(self, found: Found) -> tuple[Any, list[str]]:
+        return self.beside.place(found.own, found.chosen.index.ranks, self.choosing.ranks)
 
     def _engine_differences(self, found: Found, name: str, engine: TrainEngine) -> list[Difference]:
         differences = _model_differences(found, name, engine)
@@ -130,6 +133,7 @@ class Loading:
         saved = found.progress.get("schedules", {}).get(name)
         compared = compare(path, saved, fingerprint(scheduler))
         self.inexact += compared.not_compared
+        self.warnings += compared.doubtful
         if compared.differences:
             self.settings.append(Settings(scheduler))
         return list(compared.differences)
@@ -186,7 +190,9 @@ class Loading:
         self.beside.put_back(found.progress)
         if "handler" in found.progress:
             self.ticks.load_state_dict(found.progress["handler"])
-        self.inexact += self.beside.put_data(found.own)
+        place, why = self._place(found)
+        self.beside.put_data(place)
+        self.inexact += why
 
     def _hand_over(self, found: Found, step: StepInfo, rejected: list[Skipped]) -> RecoverInfo:
         """Give restored weights to who samples with them; generators come last, since all before may have drawn."""
@@ -198,7 +204,7 @@ class Loading:
                 step.next().global_step, step.global_step, manifest.run_id, manifest.number, engine, lambda: whole(model)
             )
             self._together(self.inference.update_weights, update)
-        self.inexact += self._together(put_rng, self.rng, found.own)
+        self.inexact += self._together(put_rng, self.rng, found.own, found.chosen.index.ranks, self.choosing.ranks)
         inexact = [one for some in self.choosing.ranks.told_by_all(self.inexact) for one in some]
         info = RecoverInfo(
             step,

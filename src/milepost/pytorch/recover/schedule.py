@@ -39,6 +39,8 @@ class Compared:
     """Of kind ``schedule``."""
     not_compared: tuple[str, ...] = ()
     """A sentence for each: why the run may not go on as it would have."""
+    doubtful: tuple[str, ...] = ()
+    """A sentence for each that differs and may be a setting, or a counter; it comes back with the scheduler's state."""
 
 
 def fingerprint(scheduler: Any) -> dict[str, Any] | None:
@@ -84,10 +86,10 @@ def compare(path: str, saved: Mapping[str, Any] | None, live: Mapping[str, Any] 
     opaque = {**theirs["opaque"], **mine["opaque"]}
     sentences = [
         *(f"{one}: Python or torch has another version, so this was not judged" for one in left + also_left),
-        *(f"{one}: this may be a setting or a counter, and was not judged" for one in unsure),
         *(f"{_joined(path, name)}: not compared, {why}" for name, why in sorted(opaque.items())),
     ]
-    return Compared(tuple(settled), tuple(sentences))
+    doubtful = tuple(f"{one}: this may be a setting or a counter, and was not judged" for one in unsure)
+    return Compared(tuple(settled), tuple(sentences), doubtful)
 
 
 class Settings:
