@@ -12,6 +12,7 @@ from pathlib import Path
 
 from milepost.engine.supervised import open_left
 from milepost.store.process import process_start_time
+from milepost.supervise.group import process
 from milepost.supervise.listening_record import ListeningRecord, read_listening
 
 WITHIN_S = 20.0
@@ -40,7 +41,11 @@ class Stacks:
 
     def _ask(self) -> None:
         for each in read_listening(self._folder):
-            if text := _dumped(each):
+            there = process(each.pid)
+            if there is not None and there.started == each.start_time and there.state in "Tt":
+                # A rank, say, for which all others wait. It would answer once it goes on.
+                self._texts.append(f"pid {each.pid}: somebody has stopped it (SIGSTOP, or a debugger)")
+            elif text := _dumped(each):
                 self._texts.append(f"pid {each.pid}:\n{text}")
         if not self._texts and (program := shutil.which("py-spy")):
             with suppress(OSError, subprocess.SubprocessError):

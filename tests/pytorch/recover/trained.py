@@ -1,7 +1,9 @@
 """Train an actor and a critic on some ranks, and die where each attempt is told to. Started by torchrun: ``trained.py FOLDER``.
 
 ``orders.json`` of the folder is a list with an order for each attempt: what befalls which rank, and where. At the end each rank
-leaves ``end-RANK.json``: a digest of all that it has, to be compared with that of a run which nothing befell.
+leaves ``end-RANK``: a digest of all that it has, to be compared with that of a run which nothing befell.
+
+``trained.py FOLDER agent`` is torchrun's own agent, with ranks that are forked from it: torch is imported once for all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,12 @@ class Order:
     nth: int = 1
     """At which call."""
     does: str = "SIGKILL"
-    """A signal that it sends itself."""
+    """A signal that it sends itself, or, with ``agent:`` before, to torchrun; ``waits``: at a gate; ``raises``."""
+
+
+def attempt_of() -> int:
+    """Return which start this is, from 1."""
+    return int(os.environ.get("MILEPOST_ATTEMPT", "1"))
 
 
 def obey(order: Order | None, rank: int, folder: Path) -> None:
@@ -75,12 +82,14 @@ def obey(order: Order | None, rank: int, folder: Path) -> None:
 
 
 def strike(order: Order, folder: Path) -> None:
-    attempt = os.environ.get("MILEPOST_ATTEMPT", "0")
-    (folder / f"struck-{attempt}").write_text(f"{os.getpid()} {os.getppid()}")
-    signum = signal.Signals[order.does]
-    if order.does.startswith("agent:"):
-        raise AssertionError("see `does`")
-    os.kill(os.getpid(), signum)
+    (folder / f"struck-{attempt_of()}").write_text(f"{os.getpid()} {os.getppid()}")
+    if order.does == "waits":
+        open(folder / "gate", "rb").close()
+        return
+    if order.does == "raises":
+        raise ValueError("as ordered")
+    who, _, name = order.does.rpartition(":")
+    os.kill(os.getppid() if who == "agent" else os.getpid(), signal.Signals[name])
 
 
 class Data:
@@ -109,10 +118,9 @@ def main(folder: Path) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, attempt = dist.get_rank(), os.environ.get("MILEPOST_ATTEMPT", "0")
+    rank, attempt = dist.get_rank(), attempt_of()
     orders = json.loads((folder / "orders.json").read_text())
-    told = orders[int(attempt) - 1] if 0 < int(attempt) <= len(orders) else None
-    order = Order(**told) if told else None
+    order = Order(**orders[attempt - 1]) if attempt <= len(orders) and orders[attempt - 1] else None
     obey(order, rank, folder)
     torch.manual_seed(100 + rank)
     actor = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
@@ -148,7 +156,7 @@ def main(folder: Path) -> None:
             schedule.step()
             handler.dump(engines, step, dataloader=data, force=step.global_step == STEPS - 1)
             step = step.next()
-    (folder / f"end-{rank}.json").write_text(json.dumps(digest(actor, critic, optimizers, schedule, data)))
+    (folder / f"end-{rank}").write_text(digest(actor, critic, optimizers, schedule, data))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -158,7 +166,7 @@ def digest(actor: Any, critic: Any, optimizers: Any, schedule: Any, data: Data) 
 
     found = hashlib.sha256()
     tensors = [*actor.parameters(), *critic.parameters()]
-    tensors += [each for one in optimizers for state in one.state.values() for each in state.values() if torch.is_tensor(each)]
+    tensors += [each for one in optimizers for state in one.state.values() for _, each in sorted(state.items())]
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         found.update(local.detach().contiguous().numpy().tobytes())
@@ -166,5 +174,33 @@ def digest(actor: Any, critic: Any, optimizers: Any, schedule: Any, data: Data) 
     return found.hexdigest()
 
 
+def as_an_agent(folder: Path) -> None:
+    """Start ranks as torchrun does."""
+    import torch.distributed.fsdp  # noqa: F401
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    import milepost.pytorch.recover.handler  # noqa: F401 - what a rank needs is there when it is forked
+
+    config = LaunchConfig(
+        1,
+        1,
+        2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="fork",
+    )
+    elastic_launch(config, forked)(folder)
+
+
+def forked(folder: Path) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own is not ours
+    main(folder)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[2:3] == ["agent"]:
+        as_an_agent(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]))
