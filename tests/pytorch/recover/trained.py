@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,11 +21,13 @@ from typing import Any
 
 STEPS = 12
 EVERY = 3
+RETRIES = 50
 POINTS = {
     "claim": ("milepost.pytorch.dcp.holding", "_claimed"),
     "choose": ("milepost.pytorch.recover.reading", "Choosing.find"),
     "load": ("milepost.pytorch.dcp.reader", "RunReader.read_data"),
     "set": ("milepost.pytorch.recover.loading", "Loading.load"),
+    "stage": ("milepost.pytorch.recover.staging", "Copies.make"),
     "exchange": ("milepost.pytorch.recover.ending", "Ending.at"),
     "plan": ("milepost.pytorch.dcp.writer", "RunWriter.set_up_storage_writer"),
     "write": ("milepost.pytorch.dcp.writer", "RunWriter.write_data"),
@@ -116,6 +119,7 @@ def main(folder: Path) -> None:
 
     from milepost.pytorch import RecoverHandler, StepInfo, TrainEngine
 
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), attempt_of()
@@ -130,14 +134,13 @@ def main(folder: Path) -> None:
         dist.broadcast(tensor.data, 0)
     optimizers = torch.optim.AdamW(actor.parameters(), lr=1e-2), torch.optim.SGD(critic.parameters(), lr=1e-2, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], step_size=4, gamma=0.5)
-    mode = os.environ.get("TRAINED_MODE", "sync")
     engines = {
         "default": TrainEngine(actor, optimizers[0], schedule, save_mode="sync"),
-        "critic": TrainEngine(critic, optimizers[1], save_mode="async" if mode == "async" else "sync"),
+        "critic": TrainEngine(critic, optimizers[1], save_mode="async"),
     }
     data = Data(rank)
     with RecoverHandler(
-        folder / "root", experiment="e", trial="t", user="u", mode="on", freq_steps=EVERY, retries=5, timeout_s=30
+        folder / "root", experiment="e", trial="t", user="u", mode="on", freq_steps=EVERY, retries=RETRIES, timeout_s=120
     ) as handler:
         info = handler.load(engines, dataloader=data)
         (folder / f"resumed-{attempt}-{rank}").write_text(str(info.generation if info else 0))
