@@ -94,9 +94,7 @@ def make_prompts(seed: int) -> TrainedFrontier:
     """Build this rank's loader. Its position is that of training, though sampling is ahead of it."""
     prompts = Prompts(BATCH * BATCHES_AN_EPOCH * dist.get_world_size(), seed)
     order = torch.utils.data.DistributedSampler(prompts, seed=seed)
-    # A loader takes a seed from torch's generator when an epoch begins: ahead of training, and again after a restart.
-    chance = torch.Generator().manual_seed(seed)
-    return TrainedFrontier(StatefulDataLoader(prompts, batch_size=BATCH, sampler=order, generator=chance))
+    return TrainedFrontier(StatefulDataLoader(prompts, batch_size=BATCH, sampler=order))
 
 
 def judge(rollout: Rollout, critic: nn.Module, reference: nn.Module) -> tuple[Tensor, Tensor]:
