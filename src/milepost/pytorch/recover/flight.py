@@ -58,7 +58,7 @@ class Flight:
             return None
         error = SaveFailed(
             "a save that was made beside training failed",
-            kind="save-failed",
+            kind=getattr(self.failure, "kind", "save-failed"),
             hint=getattr(self.failure, "hint", "") or "look at the error that caused it",
             step=self.step,
             cause=self.failure.message if isinstance(self.failure, MilepostError) else str(self.failure),
