@@ -103,7 +103,7 @@ class TrainedFrontier:
 
     @property
     def epoch(self) -> int:
-        """Return the epoch of the batch that was drawn last."""
+        """Return the epoch that is drawn from; the next one, once the end of it has been seen."""
         return self._place.epoch
 
     @property
