@@ -24,11 +24,12 @@ from milepost.adapters.sb3.zipped import SavedModel, is_model, read_model
 from milepost.engine.oneshot import take_in
 from milepost.engine.session import Order
 from milepost.envs.capture import capture_layer
-from milepost.envs.plain import Recorder, same
+from milepost.envs.plain import Recorder
 from milepost.errors import MilepostError, UsageError
 from milepost.pytorch.importing.base import Imported, Options, check_target, damaged
 from milepost.pytorch.importing.given import Given
 from milepost.records import Exactness
+from milepost.text import plain
 
 _COUNTERS = (
     "_num_timesteps_at_start",
@@ -107,7 +108,7 @@ class _Brought:
         self.state["policy"] = {**{name: Given(weights) for name, weights in self.model.modules.items()}, **own}
         self.state["optimizer"] = {name: Given(found) for name, found in self.model.optimizers.items()}
         for name in self.model.strange:
-            self.left_out.append(f"{name[:200]}: Stable-Baselines3 writes no such entry")
+            self.left_out.append(plain(f"{name[:200]}: Stable-Baselines3 writes no such entry"))
 
     def counters(self, algorithm: str, steps: int) -> None:
         """Bring what the model counts. Its settings are the script's to say."""
@@ -172,16 +173,9 @@ class _Brought:
             if layer is not None:
                 taken = self._recorded(NORMALIZER, lambda recorder: [capture_layer(layer, recorder, "VecNormalize")])
                 self.state[NORMALIZER] = Given(taken)
-        elif self._was_normalized():
+        elif REPLAY not in self.state and "_last_original_obs" in self.model.pickled:
+            # Learning on policy, only a normalizer has two observations for one. Off policy there are always two.
             self._miss(NORMALIZER, "no statistics lie beside the model, whose observations were normalized: they begin anew")
-
-    def _was_normalized(self) -> bool:
-        """Return whether what the model saw last was not what its environment had shown."""
-        names = ("_last_obs", "_last_original_obs")
-        if not self.model.pickled.keys() >= set(names):
-            return False
-        seen, shown = (self.model.value(name, self.path) for name in names)
-        return not same(seen, shown)
 
     def absent(self) -> None:
         """Say of each other component of a run why it is not there."""
@@ -206,7 +200,7 @@ class _Brought:
             if error.kind != "pickle-not-trusted":
                 raise
             what = "is a pickle that makes more than data: --trust-pickle reads it, if you trust whoever wrote it"
-            self._miss(name, f"{beside.name} {what} ({error.facts.get('calls')})")
+            self._miss(name, plain(f"{beside.name} {what} ({error.facts.get('calls')})"))
             return None
 
     def _recorded(self, name: str, capture: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from base64 import b64decode
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 from milepost.errors import MilepostError
 from milepost.pytorch.importing.base import damaged, is_plain_file, open_source, size_of
 from milepost.pytorch.importing.restricted import check_archive, read_pickle, read_torch
+from milepost.pytorch.importing.torch_file import is_torchs
 
 _SERIALIZED = ":serialized:"
 _VARIABLES = ("pytorch_variables", "tensors")
@@ -54,19 +56,26 @@ class SavedModel:
 
 def is_model(path: Path) -> bool:
     """Return whether a model of Stable-Baselines3 seems to lie there, whole or not."""
+    path = Path(os.path.realpath(path))
     if not is_plain_file(path):
         return False
     try:
         with path.open("rb") as file:
-            head = file.read(34)
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as archive:
-                    names = archive.namelist()
-                return "data" in names and any(name.endswith(".pth") for name in names)
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+            head, names = file.read(34), _names(file)
+    except OSError:
         return False
-    # Without its end it still says what it begins with.
+    if "data" in names:
+        return any(name.endswith(".pth") for name in names)
+    # Without its end it still says what it begins with; what looks like its end may be that of a file within it.
     return head[:4] == _FIRST and head[26:30] == b"\x04\0\0\0" and head[30:] == b"data"
+
+
+def _names(file: BinaryIO) -> list[str]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.namelist()
+    except (ValueError, NotImplementedError, zipfile.BadZipFile):
+        return []
 
 
 def read_model(path: Path) -> SavedModel:
@@ -76,8 +85,8 @@ def read_model(path: Path) -> SavedModel:
     """
     with open_source(path) as file:
         entries = _entries(file, path)
-    if "data" not in entries or "policy.pth" not in entries:
-        raise damaged("it has no data and no policy", path, has=", ".join(sorted(entries)) or "nothing")
+    if "policy.pth" not in entries:
+        raise damaged("it has no policy", path, has=", ".join(sorted(entries))[:500])
     settings, pickled, kinds = _attributes(entries["data"], path)
     modules, optimizers, tensors = _learned(entries, path)
     strange = tuple(name for name in entries if name not in _OTHERS and not name.endswith(".pth"))
@@ -90,6 +99,8 @@ def _entries(file: BinaryIO, path: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(file) as archive:
+            if "data" not in archive.namelist():
+                raise damaged("its end is missing, or it has no data", path)
             for entry in archive.infolist():
                 name = entry.filename
                 if name in found or "/" in name or "\\" in name or name in ("", ".", ".."):
@@ -129,9 +140,11 @@ def _learned(entries: dict[str, bytes], path: Path) -> tuple[dict[str, Any], dic
         name, dot, ending = entry.rpartition(".")
         if not dot or ending != "pth":
             continue
+        if not is_torchs(data):
+            raise damaged("an entry is nothing that torch has written", path, entry=entry[:200])
         value = read_torch(io.BytesIO(data), path, trust=False, what=f"entry {entry}", size_bytes=len(data))
-        if name in _VARIABLES:
-            tensors |= value or {}
+        if name in _VARIABLES and isinstance(value, dict):
+            tensors |= value
         elif isinstance(value, dict) and value.keys() >= {"state", "param_groups"}:
             optimizers[name] = value
         else:

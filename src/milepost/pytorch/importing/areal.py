@@ -34,8 +34,9 @@ from milepost.pytorch.importing.base import (
     read_whole,
     size_of,
 )
-from milepost.pytorch.importing.dcp_directory import NOT_VERIFIED, Key, add
-from milepost.pytorch.importing.dcp_source import DcpSource, read_source
+from milepost.pytorch.importing.dcp_directory import Key, add, verification
+from milepost.pytorch.importing.dcp_source import read_source
+from milepost.pytorch.importing.dcp_spans import DcpSource
 from milepost.pytorch.importing.publishing import Content, publish
 from milepost.pytorch.importing.restricted import read_pickle, read_torch
 from milepost.pytorch.recover.payload import DATA, LR_SCHEDULER, MODEL, OPTIM, RECOVER, check_engines, components_of, progress_of
@@ -98,13 +99,16 @@ class Areal:
         check_target(root, options)
         found = resolve(path)
         step = _step_info(found)
-        content, remarks = _content(found, step, options)
+        sources = {engine: read_source(found.root / directory) for engine, directory in found.payloads.items()}
+        content, remarks = _content(found, sources, step, options)
         components = components_of(found.payloads)
         names = tuple(dict.fromkeys(_component(fqn, components) for fqn in content.paths))
         if options.dry_run:
+            remarks = (verification(sources.values(), dry_run=True), *remarks)
             return Imported(self.name, root, "", 0, step.global_step, names, remarks)
         counters = {"epochs": step.epochs_done}
         saved = publish(content, root, step.global_step, options, components=components, counters=counters)
+        remarks = (verification(sources.values()), *remarks)
         return Imported(self.name, root, saved.run_id, saved.number, saved.step, names, remarks)
 
 
@@ -228,13 +232,14 @@ def _engines(names: list[str], path: Path) -> tuple[str, ...]:
 # --- what is in it ---
 
 
-def _content(found: Checkpoint, step: StepInfo, options: Options) -> tuple[Content, tuple[str, ...]]:
-    remarks = [f"payloads: {NOT_VERIFIED}", *found.remarks]
+def _content(
+    found: Checkpoint, sources: Mapping[str, DcpSource], step: StepInfo, options: Options
+) -> tuple[Content, tuple[str, ...]]:
+    remarks = [*found.remarks]
     content = Content()
     schedulers = []
-    for engine, directory in found.payloads.items():
-        payload = found.root / directory
-        source = read_source(payload)
+    for engine, source in sources.items():
+        payload = source.directory
         add(content, source, _placing(source, engine), trust=options.trust_pickle)
         if is_plain_file(payload / _LR_SCHEDULER_FILE):
             schedulers.append(engine)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 
 from milepost.errors import UsageError
 from milepost.pytorch.dcp.naming import checked, component_of
 from milepost.pytorch.importing.base import Imported, Options, check_target
-from milepost.pytorch.importing.dcp_source import DcpSource, is_dcp, read_chunk, read_source, read_value
+from milepost.pytorch.importing.dcp_source import is_dcp, read_chunk, read_source, read_value
+from milepost.pytorch.importing.dcp_spans import DcpSource
 from milepost.pytorch.importing.publishing import Content, Piece, publish
 
 Key = tuple[str | int, ...]
 
-NOT_VERIFIED = "not verified by its writer: DCP keeps no digests, so nobody can tell whether its bytes are those that were saved"
 _STEP = re.compile(r"(?<!\d)\d{1,12}\Z", re.ASCII)
 
 
@@ -38,11 +38,24 @@ class DcpDirectory:
         components = checked(options.components)
         names = tuple(dict.fromkeys(component_of(fqn, components) for fqn in content.paths))
         step, left_out = _step_of(path, options)
-        left_out = (NOT_VERIFIED, *left_out)
         if options.dry_run:
-            return Imported(self.name, root, "", 0, step, names, left_out)
+            return Imported(self.name, root, "", 0, step, names, (verification([source], dry_run=True), *left_out))
         saved = publish(content, root, step, options, components=options.components, counters={})
+        left_out = (verification([source]), *left_out)
         return Imported(self.name, root, saved.run_id, saved.number, saved.step, names, left_out)
+
+
+def verification(sources: Iterable[DcpSource], *, dry_run: bool = False) -> str:
+    """Say what is known of the bytes that came: DCP keeps no digests, and where torch keeps checksums they were compared."""
+    if dry_run:
+        return "verification: DCP keeps no digests; tensors are compared with the CRC-32 of torch.save when they are written"
+    unchecked = sorted(name for source in sources for name in source.unchecked)
+    if not unchecked:
+        return "verification: DCP keeps no digests; tensors and values were compared with the CRC-32 of torch.save"
+    return (
+        f"verification: {len(unchecked):,} tensors or values, {unchecked[0]} first, are not verified by their writer; nobody can "
+        "tell whether their bytes are those that were saved"
+    )
 
 
 def add(content: Content, source: DcpSource, placed: Callable[[str], tuple[str, Key]], *, trust: bool) -> None:

@@ -2,7 +2,8 @@
 
 What DCP says of itself is a pickle, ``.metadata``, that names files, offsets and sizes. Nothing of it is believed: no name
 leads out of the directory, no range beyond its file, the ranges in a file are no more than the file, and the chunks of a
-tensor are all of it, once. DCP keeps no digests: that the bytes in a range are those that were saved nobody can tell.
+tensor are all of it, once. DCP keeps no digests; but ``torch.save``, with which it writes each tensor, keeps a CRC-32 of it.
+Neither of them compares it; here it is compared.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ import io
 import json
 import math
 import os
-from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from milepost.errors import CorruptError, MilepostError, UsageError
+from milepost.errors import MilepostError, UsageError
 from milepost.pytorch.importing.base import damaged, is_plain_file, open_within, read_whole, size_of
-from milepost.pytorch.importing.restricted import Record, read_pickle, read_torch
+from milepost.pytorch.importing.dcp_spans import Chunk, DcpSource, SavedTensor, Span, check
+from milepost.pytorch.importing.restricted import Record, check_archive, read_pickle, read_torch
 from milepost.pytorch.leaves import TensorKind
-from milepost.pytorch.shards import is_within
 
 METADATA = ".metadata"
 MOST_METADATA_BYTES = 1 << 30
@@ -48,48 +48,6 @@ _SAFETENSORS = {
 _TENSORS = TensorKind()
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Be bytes ``[start, start + length)`` of a file of the directory."""
-
-    file: str
-    start: int
-    length: int
-    is_raw: bool = False
-    """The bytes are the tensor's own; else what ``torch.save`` has made of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Be one part of a tensor."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """Be a tensor in chunks, which are all of it."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DcpSource:
-    """Hold what a directory says, checked."""
-
-    directory: Path
-    tensors: Mapping[str, SavedTensor]
-    values: Mapping[str, Span]
-    paths: Mapping[str, tuple[str | int, ...]]
-    """Where in the state dict each of them stood, as far as the writer said."""
-    ranks: int
-    """How many ranks have written it, as far as the names of files say."""
-
-
 def is_dcp(path: Path) -> bool:
     """Return whether a directory looks like one that DCP has written."""
     if not path.is_dir():
@@ -105,9 +63,7 @@ def read_source(path: Path) -> DcpSource:
     if is_plain_file(path / "metadata.json") or is_plain_file(path / "common.pt"):
         raise megatron(path)
     found = _of_metadata(path) if os.path.lexists(path / METADATA) else _of_safetensors(path)
-    _check_spans(found)
-    for fqn, tensor in found.tensors.items():
-        _check_chunks(path, fqn, tensor)
+    check(found)
     return found
 
 
@@ -126,6 +82,7 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
     tensor, span = source.tensors[fqn], chunk.span
     with open_within(source.directory, span.file) as file:
         if span.is_raw:
+            source.unchecked.add(fqn)
             found = torch.empty(chunk.sizes, dtype=tensor.dtype)
             memory = _TENSORS.memory(found)
             file.seek(span.start)
@@ -133,7 +90,8 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
                 raise damaged("a file has become shorter", source.directory, file=span.file)
             return found
         with View(file, span.start, span.length) as view:
-            value = read_torch(view, source.directory / span.file, trust=False, what=f"{fqn!r}", size_bytes=span.length)
+            _compare(source, fqn, view)
+            value = _tensor_there(source, fqn, view, span)
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         raise damaged("what is said to be a tensor is none", source.directory, name=fqn)
     if value.dtype != tensor.dtype or tuple(value.shape) != chunk.sizes:
@@ -141,11 +99,36 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
     return value.detach()
 
 
+def _tensor_there(source: DcpSource, fqn: str, view: View, span: Span) -> Any:
+    try:
+        return read_torch(view, source.directory / span.file, trust=False, what=fqn, size_bytes=span.length)
+    except UsageError as error:  # a tensor is never more than data, whomever one trusts
+        raise damaged("what is said to be a tensor is none", source.directory, name=fqn) from error
+
+
 def read_value(source: DcpSource, fqn: str, *, trust: bool) -> Any:
     """Return a value that is no tensor. Raises `UsageError` (kind ``pickle-not-trusted``), `CorruptError`."""
     span = source.values[fqn]
     with open_within(source.directory, span.file) as file, View(file, span.start, span.length) as view:
+        _compare(source, fqn, view)
         return read_torch(view, source.directory / span.file, trust=trust, what=f"the value {fqn!r}", size_bytes=span.length)
+
+
+def _compare(source: DcpSource, fqn: str, view: View) -> None:
+    """Compare what ``torch.save`` has written with its checksums. Raises `CorruptError`."""
+    path = source.directory / source.values[fqn].file if fqn in source.values else source.directory
+    view.seek(0, io.SEEK_END)
+    check_archive(view, path, view.tell())
+    try:
+        with zipfile.ZipFile(view) as archive:
+            bad = archive.testzip()
+            has_sums = any(entry.CRC for entry in archive.infolist())
+    except Exception as error:  # zipfile raises whatever it comes across in bytes that are bent
+        raise damaged("the archive of a tensor or value is bent", path, name=fqn, because=type(error).__name__) from error
+    if not has_sums:
+        source.unchecked.add(fqn)
+    elif bad is not None:
+        raise damaged("bytes are not those that were written", path, name=fqn, record=bad)
 
 
 class View(io.BufferedReader):
@@ -302,80 +285,3 @@ def _safetensors_chunks(path: Path, name: str) -> Iterator[tuple[str, torch.dtyp
             yield fqn, dtype, Chunk(offsets, sizes, Span(name, 8 + length + start, stop - start, is_raw=True))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise damaged("the header of a file is not one of safetensors", path, file=name) from error
-
-
-# --- what is checked ---
-
-
-def _check_spans(source: DcpSource) -> None:
-    """Raise `CorruptError` unless each range lies in its file, and all of a file's ranges are no more than it."""
-    spans = [chunk.span for tensor in source.tensors.values() for chunk in tensor.chunks] + [*source.values.values()]
-    told: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    for span in spans:
-        if span.file not in sizes:
-            sizes[span.file] = _size_within(source.directory, span.file)
-        if span.start + span.length > sizes[span.file]:
-            raise damaged(
-                "a file is shorter than what is said to be in it",
-                source.directory,
-                file=span.file,
-                size_bytes=sizes[span.file],
-                needed_bytes=span.start + span.length,
-            )
-        told[span.file] = told.get(span.file, 0) + span.length
-    for file, total in told.items():
-        if total > sizes[file]:
-            raise damaged("more is said to be in a file than it has bytes", source.directory, file=file, size_bytes=sizes[file])
-
-
-def _size_within(directory: Path, file: str) -> int:
-    try:
-        with open_within(directory, file) as opened:
-            return size_of(opened)
-    except MilepostError as error:
-        if error.kind != "source-missing":
-            raise
-        raise damaged("a file that belongs to it is missing", directory, file=file) from error
-
-
-def _check_chunks(path: Path, fqn: str, tensor: SavedTensor) -> None:
-    """Raise `CorruptError` unless the chunks are the whole tensor, each element once, and fit into their ranges."""
-    for chunk in tensor.chunks:
-        if not is_within(tensor.size, chunk.offsets, chunk.sizes):
-            raise _not_whole(path, fqn, "a chunk lies outside of its tensor")
-        if math.prod(chunk.sizes) * tensor.dtype.itemsize > chunk.span.length:
-            raise _not_whole(path, fqn, "a tensor is larger than its bytes")
-    filled = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-    if not tensor.chunks or filled != math.prod(tensor.size):
-        raise _not_whole(path, fqn, "the chunks of a tensor are not all of it")
-    if len(tensor.chunks) > 1 and _overlap(tensor):
-        raise _not_whole(path, fqn, "two chunks of a tensor overlap")
-
-
-def _overlap(tensor: SavedTensor) -> bool:
-    """Return whether two chunks have an element in common: a sweep along the longest axis."""
-    axis = max(range(len(tensor.size)), key=tensor.size.__getitem__)
-    active: list[tuple[int, int]] = []
-    order = sorted(range(len(tensor.chunks)), key=lambda index: tensor.chunks[index].offsets[axis])
-    for index in order:
-        chunk = tensor.chunks[index]
-        if not math.prod(chunk.sizes):
-            continue
-        start = chunk.offsets[axis]
-        del active[: bisect_right(active, (start, len(order)))]
-        if any(_meet(chunk, tensor.chunks[other]) for _, other in active):
-            return True
-        insort(active, (start + chunk.sizes[axis], index))
-    return False
-
-
-def _meet(a: Chunk, b: Chunk) -> bool:
-    return all(
-        start < other + other_length and other < start + length
-        for start, length, other, other_length in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
-    )
-
-
-def _not_whole(path: Path, fqn: str, what: str) -> CorruptError:
-    return damaged(what, path, name=fqn)

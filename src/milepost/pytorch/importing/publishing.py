@@ -22,7 +22,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
+from milepost.engine.reader import UNKNOWN
 from milepost.errors import InternalError
 from milepost.lifecycle.retain import Keep
 from milepost.pytorch.dcp.holding import give_up, is_held
@@ -78,6 +80,7 @@ def publish(
     writer = _Writer(
         root,
         step=step,
+        reason="imported",
         counters=counters,
         keep=_ALL,
         components=components,
@@ -104,9 +107,17 @@ def publish(
 
 
 class _Writer(RunWriter):
-    """Write as one process what several ranks have saved."""
+    """Write as one process what several ranks have saved, of whose surroundings nobody knows."""
 
     saved_by = 1
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        session = self._coordinators.session
+        here, session.fingerprint = session.fingerprint, {**UNKNOWN}
+        try:
+            super().finish(metadata, results)
+        finally:
+            session.fingerprint = here
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         prepared = super().prepare_global_plan(plans)

@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import re
 import warnings
 import zipfile
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
 
 from milepost.errors import MilepostError, UsageError
 from milepost.pytorch.importing.base import damaged
+from milepost.pytorch.importing.makers import MAKERS, NAMED, Asked
 from milepost.state.opaque import Call, Name, read_inert, unpickled
 
 MOST_LEVELS = 100
 """How deep containers may nest: deeper than what may be saved, so that this is told by who knows where."""
-_ARRAY_DTYPE = re.compile(r"[biufcSUmM?][0-9]{0,9}\Z", re.ASCII)
-_DATE_UNIT = re.compile(r"[a-zA-Z]{1,7}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +115,7 @@ def not_trusted(path: Path, what: str, name: object) -> UsageError:
 
 def _inert(data: bytes | bytearray, path: Path, what: str, records: frozenset[str]) -> object:
     def allow(name: Name) -> None:
-        if _canonical(name) not in _MAKERS and str(name) not in records and not _is_dtype(name):
+        if _canonical(name) not in MAKERS and str(name) not in records and not _is_dtype(name):
             raise not_trusted(path, what, name)
 
     try:
@@ -240,15 +237,15 @@ class _Making:
         elements = [self._made(element, level) for element in call.elements]
         if str(call.what) in self.records:
             return Record(str(call.what), tuple(arguments), state)
-        maker = _MAKERS.get(_canonical(call.what))
+        maker = MAKERS.get(_canonical(call.what))
         if maker is None:
             raise not_trusted(self.path, self.what, call.what)
-        return maker(_Asked(self, arguments, state, items, elements))
+        return maker(Asked(self, arguments, state, items, elements))
 
     def _name(self, name: Name) -> Any:
         if _is_dtype(name):
             return vars(torch)[name.name]
-        if str(name) in self.records or _canonical(name) in _NAMED:
+        if str(name) in self.records or _canonical(name) in NAMED:
             return name
         raise not_trusted(self.path, self.what, name)
 
@@ -257,21 +254,20 @@ class _Making:
             self.check_room(tensor.numel() * tensor.element_size())
         return tensor
 
+    def refused(self, name: object) -> UsageError:
+        """Return the error for what only a pickle that is trusted may call."""
+        return not_trusted(self.path, self.what, name)
+
+    def storage(self, data: bytes) -> object:
+        """Return the storage that torch has written as ``data``: how a tensor lies within a pickle."""
+        with contextlib.closing(io.BytesIO(data)) as file:
+            check_archive(file, self.path, len(data))
+            return torch.load(file, map_location="cpu", weights_only=True)
+
     def check_room(self, size_bytes: int) -> None:
         """Raise unless so many bytes of a tensor can come of this file: a few numbers may be told to stand for millions."""
         if size_bytes > (1 << 20) + 8 * self.size_bytes:
             raise damaged("a tensor is larger than the file it is in", self.path, tensor_bytes=size_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Hold what a maker goes by; all of it is made already."""
-
-    making: _Making
-    arguments: list[Any]
-    state: Any
-    items: list[tuple[Any, Any]]
-    elements: list[Any]
 
 
 def _tuple(value: object) -> tuple[Any, ...]:
@@ -285,144 +281,6 @@ def _with_attributes(made: OrderedDict[Any, Any], value: object) -> OrderedDict[
     if attributes is not None:
         made._metadata = attributes  # type: ignore[attr-defined]
     return made
-
-
-def _ordered_dict(asked: _Asked) -> object:
-    return OrderedDict([*(asked.arguments[0] if asked.arguments else ()), *asked.items])
-
-
-def _deque(asked: _Asked) -> object:
-    first = asked.arguments[0] if asked.arguments else ()
-    most = asked.arguments[1] if len(asked.arguments) > 1 else None
-    return deque([*_listed(first), *asked.elements], most)
-
-
-def _listed(value: object) -> list[Any]:
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise TypeError("no list of values")
-    return list(value)
-
-
-def _one_of(kind: Callable[[list[Any]], object]) -> Callable[[_Asked], object]:
-    return lambda asked: kind(_listed(asked.arguments[0]) if asked.arguments else [])
-
-
-def _bytearray(asked: _Asked) -> object:
-    # bytearray(10**12) would be a thousand million zeros, and bytearray(text, encoding) is what protocol 2 says
-    first = asked.arguments[0] if asked.arguments else b""
-    return bytearray(first if isinstance(first, bytes) else first.encode(*asked.arguments[1:2]))
-
-
-def _no_bytes(asked: _Asked) -> object:
-    return bytes(*asked.arguments[:0])
-
-
-def _complex(asked: _Asked) -> object:
-    real, imaginary = asked.arguments
-    return complex(float(real), float(imaginary))
-
-
-def _encoded(asked: _Asked) -> object:
-    text, encoding = asked.arguments
-    if encoding not in ("latin1", "latin-1", "utf-8"):
-        raise ValueError(f"encoding {encoding}")
-    return str.encode(text, encoding)
-
-
-def _path(asked: _Asked) -> object:
-    return "/".join(map(str, asked.arguments))
-
-
-def _size(asked: _Asked) -> object:
-    return torch.Size([int(length) for length in asked.arguments[0]])
-
-
-def _dtype(asked: _Asked) -> np.dtype[Any]:
-    text = asked.arguments[0]
-    if not isinstance(text, str) or not _ARRAY_DTYPE.match(text):
-        raise not_trusted(asked.making.path, asked.making.what, f"numpy.dtype({text!r})")
-    state: tuple[Any, ...] = asked.state or (3, "=", None, None, None)
-    if any(part is not None for part in state[2:5]):
-        raise not_trusted(asked.making.path, asked.making.what, "numpy.dtype with fields")
-    if len(state) > 8:
-        unit, count = state[8][1][:2]
-        unit = unit.decode("ascii") if isinstance(unit, bytes) else unit
-        if not _DATE_UNIT.match(unit):
-            raise ValueError(unit)
-        if unit != "generic":
-            text = f"{text}[{int(count)}{unit}]"
-    return np.dtype(text).newbyteorder(state[1])
-
-
-def _scalar(asked: _Asked) -> object:
-    dtype, data = asked.arguments
-    return _array_of(data, dtype, ())[()]
-
-
-def _frombuffer(asked: _Asked) -> object:
-    data, dtype, shape, order = asked.arguments
-    return _array_of(data, dtype, shape, order)
-
-
-def _reconstructed(asked: _Asked) -> object:
-    _, shape, dtype, is_fortran, data = asked.state
-    if not isinstance(data, bytes | bytearray):
-        raise not_trusted(asked.making.path, asked.making.what, "an array of objects")
-    return _array_of(data, dtype, shape, "F" if is_fortran else "C")
-
-
-def _array_of(data: bytes | bytearray, dtype: np.dtype[Any], shape: tuple[int, ...], order: str = "C") -> np.ndarray[Any, Any]:
-    if not isinstance(dtype, np.dtype) or min(shape, default=0) < 0 or len(data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError("an array's bytes are not as many as its shape has")
-    return np.ndarray(shape, dtype, data, order="F" if order == "F" else "C")
-
-
-def _storage(asked: _Asked) -> object:
-    (data,) = asked.arguments
-    with contextlib.closing(io.BytesIO(data)) as file:
-        check_archive(file, asked.making.path, len(data))
-        return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _rebuilt(asked: _Asked) -> object:
-    storage, offset, size, stride = asked.arguments[:4]
-    if not isinstance(storage, torch.storage.TypedStorage) or len(size) != len(stride):
-        raise TypeError("no storage")
-    if min([offset, *size, *stride]) < 0:
-        raise ValueError("a negative size")
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    memory: torch.UntypedStorage = storage._untyped_storage
-    tensor = torch.empty(0, dtype=storage.dtype)
-    if not math.prod(size):
-        return tensor.reshape(size)
-    if (last + 1) * tensor.element_size() > memory.nbytes():
-        raise ValueError("a tensor larger than its storage")
-    asked.making.check_room(math.prod(size) * tensor.element_size())
-    return tensor.set_(memory, offset, torch.Size(size), tuple(stride))
-
-
-_NAMED = frozenset({"numpy.ndarray"})
-"""What may stand as an argument, by its name alone."""
-_MAKERS: Mapping[str, Callable[[_Asked], object]] = {
-    "collections.OrderedDict": _ordered_dict,
-    "collections.deque": _deque,
-    "builtins.set": _one_of(set),
-    "builtins.frozenset": _one_of(frozenset),
-    "builtins.bytearray": _bytearray,
-    "builtins.bytes": _no_bytes,
-    "builtins.complex": _complex,
-    "_codecs.encode": _encoded,
-    "pathlib.PosixPath": _path,
-    "pathlib.PurePosixPath": _path,
-    "numpy.dtype": _dtype,
-    "numpy._core.multiarray.scalar": _scalar,
-    "numpy._core.multiarray._reconstruct": _reconstructed,
-    "numpy._core.numeric._frombuffer": _frombuffer,
-    "numpy.ndarray": _reconstructed,
-    "torch.Size": _size,
-    "torch.storage._load_from_bytes": _storage,
-    "torch._utils._rebuild_tensor_v2": _rebuilt,
-}
 
 
 class _Stand(Call):
@@ -439,7 +297,7 @@ class _Stand(Call):
 
 def _stands() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     found: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = []
-    for full in _MAKERS:
+    for full in MAKERS:
         module, _, name = full.rpartition(".")
         if module.startswith("numpy") or full in ("builtins.frozenset", "builtins.bytes"):
             kind = type(name, (_Stand,), {"name": Name(module, name)})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from milepost.engine.oneshot import WHOLE, take_in
 from milepost.engine.session import Order
-from milepost.pytorch.importing.base import Imported, Options, check_target, is_plain_file, open_source, size_of
+from milepost.errors import UsageError
+from milepost.pytorch.importing.base import Imported, Options, check_target, damaged, is_plain_file, open_source, size_of
 from milepost.pytorch.importing.checksums import PICKLE, check_sums
 from milepost.pytorch.importing.restricted import check_archive, read_torch
 from milepost.pytorch.importing.usual_keys import EXTRA, saveable, sort_out
@@ -26,6 +28,7 @@ class TorchFiles:
 
     def recognise(self, path: Path) -> bool:
         """Return whether such a file lies there, whole or not."""
+        path = Path(os.path.realpath(path))
         if not is_plain_file(path):
             return False
         try:
@@ -57,6 +60,11 @@ class TorchFiles:
         return Imported(self.name, root, run_id, number, step, tuple(found.state), tuple(left_out))
 
 
+def is_torchs(head: bytes) -> bool:
+    """Return whether a file that begins so may be one of torch's."""
+    return head.startswith((_ZIP, _LEGACY))
+
+
 def _read(file: BinaryIO, path: Path, options: Options) -> tuple[list[str], Any]:
     size_bytes, is_archive = size_of(file), file.read(len(_ZIP)) == _ZIP
     left_out = []
@@ -68,7 +76,13 @@ def _read(file: BinaryIO, path: Path, options: Options) -> tuple[list[str], Any]
         left_out.append("checksums: a file of torch's old format has none, so damage in its tensors cannot be seen")
     file.seek(0)
     trust = options.trust_pickle
-    return left_out, read_torch(file, path, trust=trust, what="the file", size_bytes=size_bytes, mapped=is_archive)
+    try:
+        return left_out, read_torch(file, path, trust=trust, what="the file", size_bytes=size_bytes, mapped=is_archive)
+    except UsageError as error:
+        if is_archive or file.tell() < size_bytes:
+            raise
+        # It ends within a name, and half of it is a name that nobody knows.
+        raise damaged("it ends in the middle", path) from error
 
 
 def _has_record(file: BinaryIO) -> bool:

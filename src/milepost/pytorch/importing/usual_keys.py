@@ -16,7 +16,17 @@ from milepost.pytorch.importing.generators import as_process_generators
 from milepost.pytorch.importing.given import Given
 
 EXTRA = "extra"
-_STEPS = ("global_step", "num_timesteps", "total_timesteps", "step", "total_steps", "env_steps", "timesteps", "steps")
+_STEPS = (
+    "global_step",
+    "global_steps",
+    "num_timesteps",
+    "total_timesteps",
+    "step",
+    "total_steps",
+    "env_steps",
+    "timesteps",
+    "steps",
+)
 _ROUNDS = ("iteration", "iter", "iter_num", "update", "updates", "num_updates", "n_updates", "epoch", "current_epoch", "epochs")
 _COUNTERS = frozenset({*_STEPS, *_ROUNDS, "episode", "episodes", "num_episodes"})
 _NAMES = {
@@ -85,7 +95,7 @@ def component_of(key: str, value: Any) -> str:
     if name in _COUNTERS and as_count(value) is not None:
         return "counters"
     if name == "state_dict":
-        return "policy" if _is_state(value) else EXTRA
+        return "policy" if _holds_tensors(value) else EXTRA
     base = _ENDING.sub("", name)
     words = set(base.split("_"))
     found = next((component for component, some in _BY_WORD if words & some), None) or _BY_NAME.get(base)
@@ -96,7 +106,7 @@ def component_of(key: str, value: Any) -> str:
         "replay": True,
         "normalizer": True,
     }
-    return found if found and fits.get(found, _is_state(value)) else EXTRA
+    return found if found and (fits[found] if found in fits else _holds_tensors(value)) else EXTRA
 
 
 def as_count(value: Any) -> int | None:
@@ -118,6 +128,13 @@ def _component_alone(value: Mapping[str, Any]) -> str | None:
 
 def _is_state(value: Any) -> bool:
     return isinstance(value, Mapping | torch.nn.Module)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Return whether a value is a state of something learned, and not a configuration of the same name."""
+    if isinstance(value, Mapping):
+        return any(isinstance(item, torch.Tensor) or _holds_tensors(item) for item in value.values())
+    return isinstance(value, torch.nn.Module)
 
 
 def _is_optimizer(value: Any) -> bool:
