@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.soak.ages import aged, grown, writers
 from tests.soak.drills import VERBS, drills
+from tests.soak.ranks import struck
 from tests.soak.siege import Counts, siege
 
 
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--strikes", type=int, default=2000, help="by signals, on trainers in every phase")
     parser.add_argument("--rounds", type=int, default=400, help="saves of one process that is to stay as large as it is")
     parser.add_argument("--drills", type=int, default=8, help="runs of the sample that are struck, of each drill")
+    parser.add_argument("--ranks", type=int, default=100, help="strikes on ranks of a training, in every phase")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run; printed by each")
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1 << 32)
@@ -46,6 +48,10 @@ def main() -> int:
         found = list(drills(verb, asked.drills))
         total.lost += found
         print(f"drill {verb}: {asked.drills} runs, {len(found)} lost", flush=True)
+    if asked.ranks:
+        runs = list(struck(place / "ranks", asked.ranks, seed))
+        total.lost += [each for _, lost in runs for each in lost]
+        print(f"ranks: {sum(hit for hit, _ in runs)} strikes in {len(runs)} runs", flush=True)
     print(f"\n{total}")
     for line in total.lost:
         print(f"LOST: {line}", file=sys.stderr)

@@ -35,6 +35,38 @@ def test_what_dies_is_started_again_and_told_how_often(tmp_path: Path, how: str)
     assert not (tmp_path / "attempt-4").exists()
 
 
+WANTS = (
+    COUNTS
+    + """
+from milepost.engine import supervised
+supervised.leave_record(os.environ["MILEPOST_SUPERVISED"], f"retries-{os.getpid()}", {"retries": 1})
+sys.exit(5)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "attempts", "says"),
+    [
+        ((), 2, "it wants 1 restart after failures of its own (retries)\n"),
+        (
+            ("--max-failures", "2"),
+            3,
+            "it wants 1 restart after failures of its own (retries); max-failures 2 was given, and counts",
+        ),
+        (("--max-failures", "0"), 1, "max-failures 0 was given, and counts"),
+    ],
+)
+def test_a_command_says_how_many_failures_it_may_have_unless_it_is_told(
+    tmp_path: Path, options: tuple[str, ...], attempts: int, says: str
+) -> None:
+    run = ran(tmp_path, WANTS, *QUICK, *options)
+    assert run.process.returncode == 5, run.said()
+    assert run.said().count("it wants 1 restart") == 1, "it is told once"
+    assert says in run.said()
+    assert f"exit code 5 after {attempts} attempt" in run.said()
+
+
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
 def test_in_the_end_it_exits_as_its_command_did(tmp_path: Path, end: str, code: int) -> None:
     options = ("--max-failures", "0", "--max-infrastructure", "0")

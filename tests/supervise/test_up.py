@@ -264,6 +264,25 @@ def test_a_budget_that_is_used_up_ends_everything_with_the_code_of_whom_it_was(t
     assert (tmp_path / "ended").read_text().split()[-1] == "service.0"
 
 
+WANTS = """
+import os, sys
+from milepost.engine import supervised
+
+supervised.leave_record(os.environ["MILEPOST_SUPERVISED"], f"retries-{os.getpid()}", {"retries": 1})
+sys.exit(5)
+"""
+
+
+def test_a_trainer_says_how_many_failures_it_may_have_unless_its_role_does(tmp_path: Path) -> None:
+    (tmp_path / "wants.py").write_text(WANTS)
+    for given, attempts in (("", 2), ("max_failures = 2\n", 3)):
+        with up(tmp_path, f'[role.a]\ncmd = ["{sys.executable}", "wants.py"]\n{given}') as there:
+            before = there.said.count("pid ")
+            assert there.ended() == 5
+        assert there.said.count("pid ") - before == attempts, there.said
+    assert there.said.count("a.0: it wants 1 restart after failures of its own (retries)") == 2
+
+
 def test_two_that_are_killed_at_once_both_come_back(tmp_path: Path) -> None:
     with up(tmp_path, RL) as there:
         there.there(*FIRST)

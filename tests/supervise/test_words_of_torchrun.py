@@ -148,6 +148,13 @@ def test_a_script_under_record_leaves_its_failure_in_the_folder(tmp_path: Path, 
     assert "/tmp/r.py" in failure.frames
 
 
+def test_that_torchrun_itself_was_told_to_end_is_no_failure() -> None:
+    told = json.loads(json.dumps(ERROR_FILE))
+    for name in ("SignalException", "torch.distributed.elastic.multiprocessing.api.SignalException"):
+        told["message"]["message"] = f"{name}: Process 5852 got signal: 15"
+        assert failure_in(json.dumps(told).encode()) is None
+
+
 def test_the_same_failure_has_the_same_trace_whenever_it_comes() -> None:
     later = json.loads(json.dumps(ERROR_FILE))
     later["message"]["extraInfo"]["timestamp"] = "1796039999"

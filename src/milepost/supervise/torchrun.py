@@ -60,6 +60,8 @@ def failure_in(data: bytes) -> FailureRecord | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     named = _NAMED.match(words)
+    if named and named[1].rpartition(".")[2] == "SignalException":
+        return None
     frames = [f"{os.path.basename(file)}:{name}:{line}" for file, line, name in _FRAME.findall(stack)]
     digest = hashlib.sha256("\n".join([named[1] if named else "", *frames]).encode(errors="backslashreplace"))
     return FailureRecord(

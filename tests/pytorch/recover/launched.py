@@ -38,7 +38,7 @@ def launched(
     environment |= {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "300", **(env or {})}
     words = [*MILEPOST, "run", "--log", "log", *PATIENT, *options, "--", *command]
-    with open(folder / "stdout", "wb") as out, open(folder / "stderr", "ab") as err:
+    with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
         process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     try:
         yield Started(process, folder)

@@ -49,7 +49,7 @@ class Order:
     nth: int = 1
     """At which call."""
     does: str = "SIGKILL"
-    """A signal that it sends itself, or, with ``agent:`` before, to torchrun; ``waits``: at a gate; ``raises``."""
+    """A signal that it sends itself; with ``agent:`` before, to torchrun, and then it waits at the gate; ``waits``: only that."""
 
 
 def attempt_of() -> int:
@@ -86,13 +86,11 @@ def obey(order: Order | None, rank: int, folder: Path) -> None:
 
 def strike(order: Order, folder: Path) -> None:
     (folder / f"struck-{attempt_of()}").write_text(f"{os.getpid()} {os.getppid()}")
-    if order.does == "waits":
-        open(folder / "gate", "rb").close()
-        return
-    if order.does == "raises":
-        raise ValueError("as ordered")
     who, _, name = order.does.rpartition(":")
-    os.kill(os.getppid() if who == "agent" else os.getpid(), signal.Signals[name])
+    if name != "waits":
+        os.kill(os.getppid() if who == "agent" else os.getpid(), signal.Signals[name])
+    if name == "waits" or who == "agent":
+        open(folder / "gate", "rb").close()  # a FIFO: until the test has done what it wants to do meanwhile
 
 
 class Data:
@@ -115,16 +113,26 @@ class Data:
 def main(folder: Path) -> None:
     import torch
     import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    from milepost.pytorch import RecoverHandler, StepInfo, TrainEngine
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, attempt = dist.get_rank(), attempt_of()
     orders = json.loads((folder / "orders.json").read_text())
-    order = Order(**orders[attempt - 1]) if attempt <= len(orders) and orders[attempt - 1] else None
+    told = orders[attempt_of() - 1] if attempt_of() <= len(orders) else None
+    try:
+        train(folder, dist.get_rank(), Order(**told) if told else None)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()  # a process that ends with one is aborted by torch, whatever it wanted to end with
+
+
+def train(folder: Path, rank: int, order: Order | None) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from milepost.pytorch import RecoverHandler, StepInfo, TrainEngine
+
     obey(order, rank, folder)
     torch.manual_seed(100 + rank)
     actor = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
@@ -143,11 +151,12 @@ def main(folder: Path) -> None:
         folder / "root", experiment="e", trial="t", user="u", mode="on", freq_steps=EVERY, retries=RETRIES, timeout_s=120
     ) as handler:
         info = handler.load(engines, dataloader=data)
-        (folder / f"resumed-{attempt}-{rank}").write_text(str(info.generation if info else 0))
+        (folder / f"resumed-{attempt_of()}-{rank}").write_text(str(info.generation if info else 0))
         step = info.last_step_info.next() if info else StepInfo(0, 0, 0, STEPS)
         while step.global_step < STEPS:
             if order is not None and order.point == "step" and order.rank == rank and step.global_step >= order.nth:
                 strike(order, folder)
+                order = None
             noise = torch.randn(3, 4) * data.next()
             for model, optimizer in zip((actor, critic), optimizers, strict=True):
                 model(noise).square().mean().backward()
@@ -160,8 +169,6 @@ def main(folder: Path) -> None:
             handler.dump(engines, step, dataloader=data, force=step.global_step == STEPS - 1)
             step = step.next()
     (folder / f"end-{rank}").write_text(digest(actor, critic, optimizers, schedule, data))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def digest(actor: Any, critic: Any, optimizers: Any, schedule: Any, data: Data) -> str:
