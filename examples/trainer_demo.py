@@ -225,7 +225,7 @@ def live(tale: Tale, steps: int, aims: deque[Aim], pace: Pace, rng: random.Rando
                 return
             if line:
                 said_s = time.monotonic()
-                tale.hear(line)
+                tale.hear(line.rstrip())
             tale.look()
             if aims and due_s == float("inf") and is_time(aims[0], tale, steps, len(aims)):
                 due_s = time.monotonic() + delay(aims[0].moment, pace, rng)

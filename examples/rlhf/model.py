@@ -16,6 +16,8 @@ from torch.nn import functional
 
 TOKENS, PROMPT, ANSWER = 12, 4, 8
 """How many tokens there are; how long a prompt is, and an answer."""
+TOO_EASY = 0.94
+"""The mean reward from which on a rollout teaches too little to be trained on."""
 
 
 class Block(nn.Module):
@@ -140,7 +142,15 @@ class Rollouts:
         self.drawn: deque[int] = deque()
 
     def next(self) -> Rollout:
-        """Have as many under way as there should be, and return the oldest."""
+        """Return the oldest one that is worth training on, with as many under way as there should be."""
+        rollout = self._oldest()
+        if rewards_of(rollout.tokens).mean() > TOO_EASY:
+            self.prompts.dropped(rollout.ordinal, reason="too easy")
+            del self.ready[rollout.ordinal]
+            rollout = self._oldest()  # taken as it is, so that a perfect policy comes to its end
+        return rollout
+
+    def _oldest(self) -> Rollout:
         while len(self.drawn) < self.ahead:
             ordinal, batch = self.prompts.draw()
             self.drawn.append(ordinal)

@@ -172,6 +172,7 @@ def train(args: argparse.Namespace) -> dict[str, str]:
             # The last thing of a step, when all of the above agrees. The last step is saved, due or not.
             handler.dump(engines, step, **beside, metrics={"reward": reward}, force=step.global_step + 1 == args.steps)
             step = step.next()
+    say(f"dropped {dict(rollouts.prompts.dropped_by_reason)} on rank 0")
     return hashes(engines, rollouts)
 
 
