@@ -39,7 +39,7 @@ test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and op
 	.venvs/hf/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,dev]' peft
 	touch $@
 
-soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals; nothing acknowledged may be lost
+soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals, 100 killed ranks; nothing acknowledged may be lost
 	$(BIN)/python -m tests.soak
 
 bench: setup  ## Measure milepost, its floors and its peers; about 12 minutes on a machine that does nothing else; fails if a goal is missed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -118,6 +119,35 @@ def test_a_ctrl_c_while_it_waits_for_the_last_piece_is_told_after_that_is_writte
         made.__exit__()
     assert (len(struck), done) == (3, [1])
     assert not alive("t")
+
+
+def test_a_ctrl_c_within_the_wait_for_a_thread_does_not_let_it_work_on_alone() -> None:
+    gate, begun, left, done = threading.Event(), threading.Event(), threading.Event(), list[int]()
+    main = threading.get_ident()
+
+    def work(n: int) -> int:
+        begun.set()
+        assert gate.wait(HANG_S)
+        done.append(n)
+        return n
+
+    def strike() -> None:
+        while sys._current_frames()[main].f_code.co_filename != threading.__file__ or not made._stopped:
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+        left.wait(0.2)  # who leaves before the work is done does so now
+        gate.set()
+
+    made = Crew[int, int](work, threads=1, ahead=9, name="t")
+    made._begin(1)
+    assert begun.wait(HANG_S)
+    striking = threading.Thread(target=strike)
+    striking.start()
+    with pytest.raises(KeyboardInterrupt):
+        made.__exit__()
+    assert done == [1]
+    left.set()
+    striking.join()
 
 
 @pytest.mark.parametrize("at", range(120))

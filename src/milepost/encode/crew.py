@@ -19,6 +19,34 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class Member(threading.Thread):
+    """Be a daemon thread of which can be said for sure that it has ended its work.
+
+    Of others a Ctrl-C that strikes in ``join()`` has Python up to 3.12 believe it, while they go on.
+    """
+
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Work. Called by the thread."""
+        try:
+            super().run()
+        finally:
+            self._over.set()
+
+    @property
+    def works(self) -> bool:
+        """Say whether it has begun and not ended."""
+        return self.is_alive() or (self.ident is not None and not self._over.is_set())
+
+    def wait(self) -> None:
+        """Wait until it has ended. May be interrupted, and called again."""
+        self.join()
+        self._over.wait()
+
+
 class Crew(Generic[T, R]):
     """Apply ``work`` to items in ``threads`` threads, at most ``ahead`` further than the result that the caller waits for.
 
@@ -35,7 +63,7 @@ class Crew(Generic[T, R]):
         self._ahead = ahead
         self._name = name
         self._nice = nice
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Member] = []
         self._inbox: SimpleQueue[_Task[T, R] | None] = SimpleQueue()
         self._broken: BaseException | None = None
         self._stopped = False
@@ -50,12 +78,12 @@ class Crew(Generic[T, R]):
         for _ in self._threads:
             self._inbox.put(None)
         for thread in self._threads:
-            while thread.is_alive():
+            while thread.works:
                 try:
-                    thread.join()
+                    thread.wait()
                 except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the caller's files any more
                     struck = error
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads = [thread for thread in self._threads if thread.works]
         if struck is not None:
             raise struck
 
@@ -80,7 +108,7 @@ class Crew(Generic[T, R]):
         return task
 
     def _hire(self) -> None:
-        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        thread = Member(self._serve, self._name)
         self._threads.append(thread)
         try:
             thread.start()

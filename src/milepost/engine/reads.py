@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from milepost.encode.crew import Member
 from milepost.encode.digest import Digest, matches
 from milepost.encode.frames import Extent, ReadInto
 from milepost.errors import CorruptError, NotFoundError, StoreError
@@ -59,7 +59,7 @@ class Reads:
         self._done: SimpleQueue[tuple[list[Leaf], BaseException | None]] = SimpleQueue()
         self._under_way = 0
         self._stopped = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Member] = []
         self._own = _Hand(self)
         self._passing = ExitStack()
         self._passed: set[int] = set()
@@ -78,9 +78,9 @@ class Reads:
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            while thread.is_alive():
+            while thread.works:
                 try:
-                    thread.join()
+                    thread.wait()
                 except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the live objects any more
                     struck = error
         self._own.close()
@@ -147,7 +147,7 @@ class Reads:
             self._hire()
 
     def _hire(self) -> None:
-        thread = threading.Thread(target=self._work, name=f"milepost-read-{len(self._threads)}", daemon=True)
+        thread = Member(self._work, f"milepost-read-{len(self._threads)}")
         self._threads.append(thread)
         try:
             thread.start()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +24,7 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
+        self._beside: tuple[dist.ProcessGroup | None, Ranks] | None = None
 
     @property
     def count(self) -> int:
@@ -34,7 +38,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Say whether this is the one that writes."""
+        """Say whether this is the one that decides."""
         return self.rank == 0
 
     def told_by_first(self, value: T) -> T:
@@ -42,7 +46,7 @@ class Ranks:
         if self.count == 1:
             return value
         told = [value]
-        with _losses():
+        with _losses(), late_interrupt():
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
 
@@ -51,46 +55,90 @@ class Ranks:
         if self.count == 1:
             return [*values]
         told = torch.tensor(values, dtype=torch.int64)
-        with _losses():
+        with _losses(), late_interrupt():
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
         return [int(each) for each in told.tolist()]
 
     def told_by_all(self, value: T) -> list[T]:
         """Return what each rank has given, by rank."""
-        if self.count == 1:
-            return [value]
-        told: list[Any] = [None] * self.count
-        with _losses():
-            dist.all_gather_object(told, value, group=self._group)
+        told = [value] * self.count
+        if self.count > 1:
+            with _losses(), late_interrupt():
+                dist.all_gather_object(told, value, group=self._group)
         return told
 
-    def together(self, act: Callable[..., T], *args: Any) -> T:
-        """Do something on all ranks, and raise on all what one of them has met: see `agree`."""
-        failure: Exception | None = None
-        answer: Any = None
-        try:
-            answer = act(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
-            failure = error
-        self.agree(failure)
-        return answer  # type: ignore[no-any-return]
-
-    def agree(self, failure: Exception | None) -> None:
+    def agree(self, failure: BaseException | None) -> None:
         """Raise on all ranks what the lowest of those that failed has met; return on all if none has.
 
-        A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``).
+        A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``). What is
+        no `Exception`, as a Ctrl-C, is raised as it is where it struck, and as a `ServiceError` (kind ``rank-failed``) elsewhere.
         """
         if self.count == 1:
             if failure is not None:
                 raise failure
             return
-        failures: list[MilepostError | None] = [None] * self.count
-        with _losses():
-            dist.all_gather_object(failures, None if failure is None else _portable(failure), group=self._group)
+        try:
+            failures = self.told_by_all(None if failure is None else _portable(failure))
+        finally:
+            if failure is not None and not isinstance(failure, Exception):
+                raise failure
         for rank, told in enumerate(failures):
             if told is not None:
                 told.facts = {**told.facts, "failed_on_rank": rank}
                 raise told from failure
+
+    def together(self, act: Callable[..., T], *args: Any) -> T:
+        """Do something on all ranks, and raise on all what one of them has met: see `agree`."""
+        failure: BaseException | None = None
+        answer: Any = None
+        try:
+            answer = act(*args)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
+            failure = error
+        self.agree(failure)
+        return answer  # type: ignore[no-any-return]
+
+    def beside(self, timeout_s: float) -> Ranks:
+        """Return the same ranks for one thread beside this: with a process group of their own, whose talk nobody else's meets.
+
+        Made by the first call, on all ranks at once, for the process group that there is by then. In it nobody waits longer for
+        a rank than ``timeout_s``; one that was killed is noticed at once.
+        """
+        if self.count == 1:
+            return self
+        world = self._group or dist.group.WORLD
+        if self._beside is None or self._beside[0] is not world:
+            members = dist.get_process_group_ranks(world)
+            with _losses():
+                group = dist.new_group(
+                    members,
+                    timedelta(seconds=timeout_s),
+                    backend="gloo",
+                    # Ranks outside of this group do not come to its making.
+                    use_local_synchronization=len(members) < dist.get_world_size(),
+                )
+            self._beside = (world, Ranks(group))
+        return self._beside[1]
+
+
+@contextmanager
+def late_interrupt() -> Iterator[None]:
+    """Let a Ctrl-C strike at the end of the block: in the midst of what ranks do together it would leave the others waiting.
+
+    Nothing else changes where another thread runs the block, or the script handles SIGINT by itself.
+    """
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours:
+        yield
+        return
+    struck: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: struck.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if struck:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -102,7 +150,7 @@ def _losses() -> Iterator[None]:
         raise as_error(error) from error
 
 
-def _portable(failure: Exception) -> MilepostError:
+def _portable(failure: BaseException) -> MilepostError:
     """Return an error that can be made again on another rank."""
     if isinstance(failure, MilepostError):
         return failure

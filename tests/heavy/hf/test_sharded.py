@@ -13,7 +13,7 @@ from tests.pytorch.dcp.ranks import run
 from tests.pytorch.export.made import step
 
 
-def export(rank: int, place: str, ranks: int, kind: str, mode: Any) -> tuple[str, Any]:
+def export(rank: int, place: str, ranks: int, kind: str, mode: Any) -> tuple[str, Any, int]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -44,9 +44,10 @@ def export(rank: int, place: str, ranks: int, kind: str, mode: Any) -> tuple[str
             optimizer.zero_grad()
             path = saver.save_if_due(model, step(number)) or path
         found = logits(model.eval()).numpy()
+        staged = saver.staged_bytes
         saver.wait()
     assert path is not None
-    return path, found
+    return path, found, staged
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -60,3 +61,8 @@ def test_a_sharded_model_is_exported_as_it_was_trained(kind: str, mode: str, tmp
     assert type(again).__name__.startswith("FSDP") is False
     assert np.array_equal(logits(again).numpy(), outcomes[0][1])
     assert np.array_equal(outcomes[0][1], outcomes[1][1])
+    files = [file.stat().st_size for file in Path(outcomes[0][0]).glob("*.safetensors")]
+    for _, _, staged in outcomes:
+        # Of small tensors each takes a page. An adapter is one file.
+        assert staged <= (mode == "async") * (sum(files) / 2 + max(files) + 80 * 4096)
+    assert len(files) > 2 or kind == "lora"

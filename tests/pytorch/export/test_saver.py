@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import milepost.pytorch
 from milepost.errors import MissingExtraError, SaveFailed, StoreError, UsageError
 from milepost.pytorch import Contents, Saver
 from milepost.pytorch.export.job import Job
+from milepost.pytorch.ranks import late_interrupt
 from milepost.store.posix import Posix
 from milepost.testing.faults import fail_at
 from tests.pytorch.export.made import contents, read, step, value_of
@@ -120,7 +122,7 @@ def test_what_fails_beside_training_is_told_by_the_next_call_once(ask: str, tmp_
     exporter.save(contents(1.0), step(0))
     job = exporter._job
     assert job is not None
-    job._thread.join(HANG_S)
+    assert job._over.wait(HANG_S)
     calls: dict[str, Callable[[], object]] = {
         "save": lambda: exporter.save(contents(2.0), step(1)),
         "save_if_due": lambda: exporter.save_if_due(contents(2.0), step(1)),
@@ -243,6 +245,34 @@ def test_a_model_without_transformers_is_told_which_extra_to_install(tmp_path: P
     monkeypatch.setitem(sys.modules, "transformers", None)
     with saver(tmp_path) as exporter, pytest.raises(MissingExtraError, match=r"milepost\[hf\]"):
         exporter.save(torch.nn.Linear(2, 2), step(0))
+
+
+def test_a_ctrl_c_while_an_export_is_waited_for_does_not_lose_sight_of_it(tmp_path: Path, gate: Gated) -> None:
+    exporter = saver(tmp_path, mode="async", posix=gate)
+    path = exporter.save(contents(1.0), step(0))
+    assert gate.reached.wait(HANG_S)
+    striking = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        _ = striking.start(), exporter.wait()
+    threading.Timer(0.1, gate.open.set).start()
+    exporter.save(contents(2.0), step(1))  # into the memory of the one before
+    assert value_of(path) == 1.0
+    exporter.close()
+
+
+def test_a_ctrl_c_strikes_after_what_ranks_do_together_and_is_not_lost() -> None:
+    done = []
+
+    def talk() -> None:
+        with late_interrupt(), late_interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("all of it")
+            raise ZeroDivisionError
+
+    with pytest.raises(KeyboardInterrupt):
+        talk()
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_program_that_ends_without_closing_ends_after_its_export(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ class TestDamage:
         message = self.refused(tmp_path / "trial", tmp_path / "run")
         assert told in message
         assert "LATEST" in message
+        assert "trial/checkpoint_generations/generation_step00000007" in message
 
     def test_generations_without_a_pointer_were_never_published(self, payloads: Payloads, tmp_path: Path) -> None:
         write_generations(tmp_path / "trial", payloads.of(1))

@@ -234,6 +234,28 @@ def test_a_tensor_that_stands_for_far_more_than_its_storage_is_refused() -> None
         read(pickle.dumps(one.expand(1 << 40)))
 
 
+def test_a_torch_whose_reader_can_be_made_to_run_code_reads_only_what_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    for reader, data in ((read, pickle.dumps(torch.ones(2))), (read_saved, saved(torch.ones(2)))):
+        with pytest.raises(UsageError) as caught:
+            reader(data)
+        assert (caught.value.kind, "2.6" in caught.value.hint) == ("torch-too-old", True)
+        assert torch.equal(reader(data, trust=True), torch.ones(2))
+    assert same(read(pickle.dumps(np.arange(3))), np.arange(3))
+
+
+def test_arrays_and_tensors_of_another_size_than_their_bytes_are_refused() -> None:
+    whole = pickle.dumps(np.zeros((2, 4)), 2)
+    for shape in (b"K\x01K\x04", b"K\x03K\x04", b"J\xff\xff\xff\xffK\x04"):
+        with pytest.raises(CorruptError):
+            read(whole.replace(b"K\x02K\x04", shape))
+    whole = pickle.dumps(torch.zeros(4), 2)
+    for size in (b"K\x05\x85", b"J\xff\xff\xff\xff\x85"):
+        assert whole.count(b"K\x04\x85") == 1
+        with pytest.raises(CorruptError):
+            read(whole.replace(b"K\x04\x85", size))
+
+
 def test_an_archive_that_is_compressed_is_refused_unread() -> None:
     original = zipfile.ZipFile(io.BytesIO(saved(torch.zeros(1 << 20))))
     stream = io.BytesIO()

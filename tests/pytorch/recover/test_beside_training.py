@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,25 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
             train(trained, loader)
         each.wait()
         assert [one.step for one in read(local(Path(each.root))).live.values()] == [0, 1, 2, 3]
+
+
+def test_a_ctrl_c_in_the_wait_for_a_save_does_not_have_the_next_one_overwrite_its_copies(tmp_path: Path) -> None:
+    trained, loader = made()
+    with handler(tmp_path, save_mode="async", keep=milepost.Keep(last=9)) as each, held_blobs() as gate:
+        each.dump(trained, at(0), dataloader=loader, force=True)
+        was = digest(trained, loader)
+        gate.wait()
+        striking = threading.Timer(0.1, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            _ = striking.start(), each.wait()
+        train(trained, loader)
+        threading.Timer(0.1, gate.open).start()
+        each.dump(trained, at(1), dataloader=loader, force=True)
+        each.wait()
+    again, loader = engines(seed=3), Loader()
+    with handler(tmp_path) as second:
+        second.load(again, dataloader=loader, which=1)
+        assert digest(again, loader) == was
 
 
 def test_what_fails_beside_training_is_raised_by_the_next_dump_whether_it_is_due_or_not(tmp_path: Path) -> None:
@@ -227,3 +248,26 @@ def test_a_ctrl_c_while_training_waits_leaves_a_generation_and_a_root_that_is_fr
     assert each.newest is not None
     with handler(tmp_path) as other:
         assert other.load(trained, dataloader=loader) is not None
+
+
+def test_a_ctrl_c_in_a_close_leaves_the_save_under_way_and_the_root_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milepost.pytorch.recover.flight import Flight
+
+    trained, loader = made()
+    each = handler(tmp_path, save_mode="async")
+    with held_blobs() as gate, monkeypatch.context() as patch:
+        each.dump(trained, at(0), dataloader=loader, force=True)
+        gate.wait()
+
+        def struck(_: Flight) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(Flight, "join", struck)
+        with pytest.raises(KeyboardInterrupt):
+            each.close()
+        assert each.staged_bytes > 0
+    each.close()
+    assert each.newest is not None
+    assert milepost.verify(each.root).ok

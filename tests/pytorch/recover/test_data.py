@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from milepost.errors import MismatchError
 from milepost.pytorch import Evaluator, RecoverHandler, TrainedFrontier, TrainEngine
-from tests.pytorch.dcp.ranks import run
+from tests.pytorch.dcp.ranks import attempt, run
 from tests.pytorch.recover.loaders import distributed, numbers, torchdata
 from tests.pytorch.recover.training import at
 
 
-def handler(place: Path) -> RecoverHandler:
-    return RecoverHandler(place, experiment="ppo", trial="t1", user="ann", mode="on", freq_steps=1, retries=0)
+def handler(place: Path, freq_steps: int = 1) -> RecoverHandler:
+    return RecoverHandler(place, experiment="ppo", trial="t1", user="ann", mode="on", freq_steps=freq_steps, retries=0)
 
 
 def engines() -> dict[str, TrainEngine]:
@@ -26,10 +28,9 @@ def engines() -> dict[str, TrainEngine]:
     return {"default": TrainEngine(model, torch.optim.SGD(model.parameters(), lr=0.1))}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_under_way_when_a_run_ends_is_trained_by_the_next_once(tmp_path: Path, workers: int) -> None:
-    alone = [numbers(batch) for _, batch in zip(range(12), _endless(TrainedFrontier(torchdata(10, workers))), strict=False)]
-    frontier = TrainedFrontier(torchdata(10, workers))
+def test_what_is_under_way_when_a_run_ends_is_trained_by_the_next_once(tmp_path: Path) -> None:
+    alone = [numbers(batch) for _, batch in zip(range(12), _endless(TrainedFrontier(torchdata(10))), strict=False)]
+    frontier = TrainedFrontier(torchdata(10))
     with handler(tmp_path) as first:
         first.load(engines(), dataloader=frontier)
         drawn = dict(frontier.draw() for _ in range(8))
@@ -37,7 +38,7 @@ def test_what_is_under_way_when_a_run_ends_is_trained_by_the_next_once(tmp_path:
         frontier.dropped(3, reason="stale")
         first.dump(engines(), at(0), dataloader=frontier)
         frontier.trained(2)  # and its weights are lost with the process
-    again = TrainedFrontier(torchdata(10, workers))
+    again = TrainedFrontier(torchdata(10))
     with handler(tmp_path) as second:
         info = second.load(engines(), dataloader=again)
     assert info is not None
@@ -84,6 +85,69 @@ def test_counters_of_an_evaluator_come_back(tmp_path: Path) -> None:
                     evaluator.evaluated(at(step))
                 one.dump(live, at(step), evaluator=evaluator)
     assert evaluated == [3, 7, 11, 15, 19]
+
+
+class History:
+    """Hold what was trained, as the checkpoint knows it."""
+
+    def __init__(self) -> None:
+        self.trained: list[list[int]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trained": self.trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trained = [list(one) for one in state["trained"]]
+
+
+STEPS = 12
+DROPPED = (4, 11)
+
+
+def train_until_killed(rank: int, place: Path, kill_at: int) -> Any:
+    """Draw ahead, train the newest first, drop a little, save every other step; SIGKILL in the middle of a step."""
+    frontier, history, live = TrainedFrontier(torchdata(10)), History(), engines()
+    with handler(place, freq_steps=2) as one:
+        info = one.load(live, dataloader=frontier, extra={"history": history})
+        held: dict[int, Any] = {}
+        for step in range(info.last_step_info.next().global_step if info else 0, STEPS):
+            while len(held) < 4:
+                held.update([frontier.draw()])
+            ordinal = max(held) if step % 3 else min(held)
+            batch = held.pop(ordinal)
+            if step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ordinal in DROPPED:
+                frontier.dropped(ordinal, reason="stale")
+            else:
+                frontier.trained(ordinal)
+                history.trained.append([ordinal, *numbers(batch)])
+            one.dump(live, at(step), dataloader=frontier, extra={"history": history})
+        for ordinal in sorted(held):
+            frontier.trained(ordinal)
+            history.trained.append([ordinal, *numbers(held[ordinal])])
+        while frontier.frontier < 15:
+            ordinal, batch = frontier.draw()
+            frontier.trained(ordinal)
+            history.trained.append([ordinal, *numbers(batch)])
+    return history.trained, dict(frontier.dropped_by_reason)
+
+
+def test_a_run_that_is_killed_again_and_again_has_trained_all_of_the_data_as_often_but_for_what_was_dropped(
+    tmp_path: Path,
+) -> None:
+    for kill_at in (3, 8):  # after a save and before one; epochs are of 5 batches
+        (outcome,) = attempt(1, train_until_killed, tmp_path, tmp_path, kill_at)
+        assert outcome.killed
+    (outcome,) = attempt(1, train_until_killed, tmp_path, tmp_path, -1)
+    assert not outcome.error
+    trained, dropped = outcome.value
+    assert sorted(ordinal for ordinal, *_ in trained) == [one for one in range(len(trained) + 2) if one not in DROPPED]
+    assert dropped == {"stale": 2}
+    for epoch in range(3):
+        given = [one for ordinal, *batch in trained if ordinal // 5 == epoch for one in batch]
+        lost = 2 * sum(ordinal // 5 == epoch for ordinal in DROPPED)
+        assert len(set(given)) == len(given) == 10 - lost
 
 
 def shared(rank: int, ranks: int) -> TrainedFrontier:

@@ -334,3 +334,21 @@ def test_a_closed_handler_refuses_and_may_be_closed_again(tmp_path: Path) -> Non
     for call in (lambda: each.load(engines()), lambda: each.dump(engines(), at(0)), each.wait):
         with pytest.raises(UsageError, match="closed"):
             call()
+
+
+def test_with_a_key_all_is_signed_and_nothing_else_is_read(tmp_path: Path) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    for path, byte in ((key, b"k"), (other, b"o")):
+        path.write_bytes(byte * 32)
+        path.chmod(0o600)
+    trained = engines()
+    with handler(tmp_path, key_file=key) as each:
+        each.dump(trained, at(0), force=True)
+    with handler(tmp_path, key_file=key) as each:
+        assert each.load(trained) is not None
+    with handler(tmp_path, key_file=other) as each, pytest.raises(milepost.MilepostError):
+        each.load(trained)
+    assert milepost.verify(each.root, key_file=key).ok
+    saved(tmp_path / "unsigned")
+    with handler(tmp_path / "unsigned", key_file=key) as each, pytest.raises(milepost.MilepostError):
+        each.load(trained)

@@ -1,16 +1,18 @@
-"""Copy a model's tensors into host memory that is kept: sharded ones gathered one by one, on all ranks, for rank 0."""
+"""Copy an export's tensors into host memory that is kept: sharded ones gathered one by one, for the rank that writes them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from milepost.engine.arena import Arena, pages
-from milepost.pytorch.export.contents import Contents, Tensors, dtype_of, stored_bytes
+from milepost.pytorch.export.contents import Contents, Tensors
+from milepost.pytorch.export.forming import Part, keys_of
+from milepost.pytorch.ranks import late_interrupt
 
 
 class Memory(Protocol):
@@ -58,49 +60,59 @@ def is_sharded(contents: Contents) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in contents.tensors.values())
 
 
-def room_for(contents: Contents, dtype: torch.dtype | None) -> int:
-    """Return how many bytes of memory the staged copy takes."""
-    return sum(pages(stored_bytes(tensor, dtype)) for _, tensor in _once(contents))
+def stage(contents: Contents, parts: Sequence[Part], mine: Collection[str], memory: Memory) -> Tensors:
+    """Copy the tensors ``mine``, by their names in the files, and return them in the form of the files.
 
-
-def stage(contents: Contents, dtype: torch.dtype | None, memory: Memory | None) -> Tensors:
-    """Copy all tensors; sharded ones become whole by a collective each, so all ranks have to call this at once.
-
-    Only a rank that gives ``memory`` (reserved: `room_for`) gets them; the others help, and get nothing. What one rank fails at
-    is raised after the last collective: none is left waiting for it.
+    Sharded ones become whole by a collective each, so all ranks call this at once, with the same parts; what a rank does not
+    keep it forgets at once. What one rank fails at, a Ctrl-C too, is raised after the last collective: none is left waiting.
     """
-    staged: dict[object, torch.Tensor] = {}
+    staged: dict[str, torch.Tensor] = {}
     failure: Exception | None = None
     start = 0
-    for key, tensor in _once(contents):
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if memory is None or failure is not None:
-            continue
+    keys = keys_of(contents)
+    copies = [part.copies(mine) for part in parts]
+    with late_interrupt():
         try:
-            size = stored_bytes(tensor, dtype)
-            staged[key] = place(memory.memory[start : start + size], whole, dtype_of(tensor, dtype))
-            start += pages(size)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting in the next collective
+            sizes = (part.specs[name].size_bytes for part, names in zip(parts, copies, strict=True) for name in names)
+            memory.reserve(sum(map(pages, sizes)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are in the first collective already
             failure = error
-    if failure is not None:
-        raise failure
-    if memory is None:
-        return {}
-    wait_for_copies(contents.tensors.values())
-    return {name: staged[_key(contents, name)] for name in contents.tensors}
+        for part, kept in zip(parts, copies, strict=True):
+            whole = _whole(contents, part, keys)
+            if kept and failure is None:
+                try:
+                    start = _keep(part, kept, part.formed(contents, whole), memory, start, staged)
+                except Exception as error:  # noqa: BLE001 - as above: in the next collective
+                    failure = error
+            del whole  # before the next one is gathered beside it
+        if failure is not None:
+            raise failure
+        wait_for_copies(contents.tensors.values())
+    return staged
 
 
-def _once(contents: Contents) -> Iterator[tuple[object, torch.Tensor]]:
-    seen: set[object] = set()
-    for name, tensor in contents.tensors.items():
-        key = _key(contents, name)
-        if key not in seen:
-            seen.add(key)
-            yield key, tensor.detach()
+def _whole(contents: Contents, part: Part, keys: Mapping[str, str]) -> Tensors:
+    """Gather a part's tensors; those that are tied once."""
+    whole: dict[str, torch.Tensor] = {}
+    for name in part.names:
+        tensor = contents.tensors[name].detach()
+        if keys[name] in whole:
+            whole[name] = whole[keys[name]]
+        else:
+            whole[name] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
 
 
-def _key(contents: Contents, name: str) -> object:
-    return (True, contents.same[name]) if name in contents.same else (False, name)
+def _keep(
+    part: Part, kept: Mapping[str, Sequence[str]], formed: Tensors, memory: Memory, start: int, staged: dict[str, torch.Tensor]
+) -> int:
+    """Copy what is kept of a part to the memory from ``start`` on; return where the next one goes."""
+    for first, names in kept.items():
+        spec = part.specs[first]
+        placed = place(memory.memory[start : start + spec.size_bytes], formed[first], spec.dtype)
+        staged.update(dict.fromkeys(names, placed))
+        start += pages(spec.size_bytes)
+    return start
 
 
 def place(room: memoryview, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,8 @@ class Job:
         self.path = path
         self._work: Callable[[], object] | None = work
         self._failure: BaseException | None = None
+        # Not the thread's own word: a Ctrl-C in join() has Python up to 3.12 believe that the thread has ended.
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="milepost-export")
         self._thread.start()
 
@@ -30,15 +32,17 @@ class Job:
             self._failure = error
             # For who never asks: a script that ends without close() would else end as if all were well.
             log.error("[export] failed: path=`%s` %s: %s", self.path, type(error).__name__, error)
+        finally:
+            self._over.set()
 
     @property
     def is_over(self) -> bool:
         """Say whether it has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._over.is_set()
 
     def failed(self) -> SaveFailed | None:
         """Wait until it is over, and return why it failed, if it did."""
-        self._thread.join()
+        self._over.wait()
         if self._failure is None:
             return None
         error = SaveFailed(

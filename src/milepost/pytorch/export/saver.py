@@ -6,6 +6,7 @@ import getpass
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -16,15 +17,17 @@ from milepost.clock import Clock, SystemClock
 from milepost.errors import StoreError, UsageError
 from milepost.lifecycle.amounts import bytes_of
 from milepost.pytorch.export.contents import Contents, Tensors
-from milepost.pytorch.export.gathering import Memory, is_sharded, memory_for, room_for, stage
+from milepost.pytorch.export.forming import Forms, forms_of
+from milepost.pytorch.export.gathering import Memory, is_sharded, memory_for, stage
 from milepost.pytorch.export.huggingface import contents_of
 from milepost.pytorch.export.job import Job
 from milepost.pytorch.export.naming import check_engine, name_of, trial_directory
+from milepost.pytorch.export.planning import Plan, fingerprint, plan
 from milepost.pytorch.export.retaining import checked_keep, to_remove
 from milepost.pytorch.export.shelf import Shelf
 from milepost.pytorch.export.uploading import Upload, Uploads
-from milepost.pytorch.export.writing import write_export
-from milepost.pytorch.ranks import Ranks
+from milepost.pytorch.export.writing import Draft, check_files, write_export
+from milepost.pytorch.ranks import Ranks, late_interrupt
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
 from milepost.store.posix import Posix
@@ -41,12 +44,15 @@ class Saver:
     writes beside training; ``auto`` (as is) is async wherever the copy fits into ``staging_bytes``, and sync elsewhere, with no
     word about it where ``async`` warns.
 
-    The memory this takes, on rank 0: async, the model once in ``dtype``; sync, a sharded model once, and any other one tensor at
-    a time. Models whose form on disk is another one (a mixture of experts) may take as much again while they are written. On all
-    ranks of a sharded model: its largest tensor, on the device.
+    The files of an export are shared out over the ranks that see the directory: each keeps a copy of its own, and writes them.
+    The host memory this takes on a rank (`staged_bytes`), in ``dtype``: the model divided by these ranks, and at most one file
+    more (``max_shard``, or a tensor that is larger). One rank: the model once. Sync, of a model that is not sharded, no copy: one
+    tensor at a time. On the device of all ranks of a sharded model: its largest tensor, twice where its form on disk is another
+    one (a mixture of experts).
 
     One export is written at a time: the next waits for it. What fails in the background is raised as `SaveFailed` by the next
-    call of `save_if_due`, `save`, `wait` or `close`. With several ranks all of them call, with the same arguments.
+    call of `save_if_due`, `save`, `wait` or `close`. With several ranks all of them call, with the same arguments. Beside
+    training none of them waits for another longer than ``timeout_s``: for the slowest disk.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Saver:
         staging_bytes: str | int | None = None,
         upload: Upload | None = None,
         process_group: dist.ProcessGroup | None = None,
+        timeout_s: float = 1800.0,
         clock: Clock | None = None,
         posix: Posix | None = None,
     ) -> None:
@@ -82,6 +89,7 @@ class Saver:
         self._posix = posix
         self._ticks = Ticks(freq_epochs, freq_steps, freq_secs, self._clock)
         self._ranks = Ranks(process_group)
+        self._timeout_s = timeout_s
         self._upload = upload
         self._uploads = Uploads(upload) if upload is not None and self._ranks.is_first else None
         self._shelves: dict[str, Shelf] = {}
@@ -133,19 +141,20 @@ class Saver:
         exported, `MissingExtraError` without ``transformers``, `ServiceError` (kind ``rank-lost``) if a rank is gone. The same
         on all ranks; nothing is under the path then that was not there before.
         """
-        path = self.path(step, engine=engine)
-        contents = self._ranks.together(self._prepare, model, tokenizer)
-        beside = self._is_beside(contents)
-        tensors = contents.tensors
-        if beside or is_sharded(contents):
-            tensors = self._ranks.together(self._staged, contents)
-        if beside:
-            if self._ranks.is_first:
-                self._job = Job(path, partial(self._write, engine, step, contents, tensors))
-        else:
-            self._ranks.together(self._write_now, engine, step, contents, tensors)
+        shelf = self._shelf(engine)
+        with ExitStack() as making:
+            draft = self._drafted(shelf, making, model, step, tokenizer)
+            sharded, beside = is_sharded(draft.contents), self._is_beside(draft.plan)
+            staged = self._ranks.together(self._staged, draft) if beside or sharded else None
+            if beside:
+                ranks = self._ranks.beside(self._timeout_s)
+                with late_interrupt():  # else it could strike when the thread has begun, and nobody knows of it
+                    write = partial(self._write, engine, draft, staged, ranks, making.pop_all())
+                    self._job = Job(os.path.join(shelf.path, draft.export), write)
+            else:
+                self._ranks.together(self._write_now, engine, draft, staged, making.pop_all())
         self._ticks.exported(engine, step)
-        return path
+        return os.path.join(shelf.path, draft.export)
 
     def pending(self, step: StepInfo) -> tuple[str, ...]:
         """Return which engines have not been asked for after a step, as sentences: see `milepost.pytorch.recover.seen`."""
@@ -187,62 +196,80 @@ class Saver:
         """Take the counters of a run before. Intervals that have changed since hold from now on."""
         self._ticks.load_state_dict(state)
 
-    def _prepare(self, model: Any, tokenizer: Any) -> Contents:
+    def _drafted(self, shelf: Shelf, making: ExitStack, model: Any, step: StepInfo, tokenizer: Any) -> Draft:
+        """Decide on all ranks alike what the export will be and who writes which part of it, and make its directory."""
+        contents, forms, beside = self._ranks.together(self._prepare, shelf, making, model, step, tokenizer)
+        beside = self._ranks.told_by_first(beside)
+        mine = fingerprint(
+            forms, shelf.path, name_of(step), self._mode, self._staging_bytes, self._most_bytes, is_sharded(contents)
+        )
+        told = self._ranks.told_by_all((mine, self._ranks.is_first or shelf.sees(beside)))
+        others = [rank for rank, (theirs, _) in enumerate(told) if theirs != told[0][0]]
+        if others:
+            raise UsageError(
+                "the ranks are about to export different things",
+                kind="ranks-differ",
+                hint="call it on all ranks with the same arguments; of a pipeline's stages each needs an engine of its own",
+                others_than_rank_0=", ".join(map(str, others)),
+            )
+        writers = [rank for rank, (_, sees) in enumerate(told) if sees]
+        decided = plan(forms, self._most_bytes if contents.split else None, contents.stem, writers)
+        return Draft(name_of(step), beside, contents, decided)
+
+    def _prepare(
+        self, shelf: Shelf, making: ExitStack, model: Any, step: StepInfo, tokenizer: Any
+    ) -> tuple[Contents, Forms, str]:
         self._settle()
-        return contents_of(model, tokenizer, dtype=self._dtype)
+        contents = contents_of(model, tokenizer, dtype=self._dtype)
+        check_files(contents)
+        forms = forms_of(contents, self._dtype)
+        if not self._ranks.is_first:
+            return contents, forms, ""
+        shelf.sweep()
+        return contents, forms, making.enter_context(shelf.making(name_of(step)))
 
     def _settle(self) -> None:
         """Wait for the export before, and raise what it failed with, once."""
-        job, self._job = self._job, None
-        failure = job.failed() if job is not None else None
+        failure = self._job.failed() if self._job is not None else None
+        self._job = None  # only now: after a Ctrl-C in that wait it still uses the memory of the next copy
         if failure is not None:
             raise failure
 
-    def _is_beside(self, contents: Contents) -> bool:
+    def _is_beside(self, decided: Plan) -> bool:
         """Say whether it is written beside training. From what all ranks know alike."""
         if self._mode == "sync":
             return False
-        room = room_for(contents, self._dtype)
+        room = decided.room
         fits = self._staging_bytes is None or room <= self._staging_bytes
         if not fits and self._mode == "async" and not self._warned:
             self._warned = True
             log.warning(
-                "[export] training waits for exports: the copy of %d bytes is more than staging_bytes=%d",
+                "[export] training waits for exports: a rank's copy of %d bytes is more than staging_bytes=%d",
                 room,
                 self._staging_bytes,
             )
         return fits
 
-    def _staged(self, contents: Contents) -> Tensors:
-        if not self._ranks.is_first:
-            return stage(contents, self._dtype, None) if is_sharded(contents) else {}
-        failure: Exception | None = None
-        try:
-            memory = self._memory = self._memory or memory_for(contents.tensors.values())
-            memory.reserve(room_for(contents, self._dtype))
-        except Exception as error:  # noqa: BLE001 - the others are in the first collective already
-            failure = error
-        staged = stage(contents, self._dtype, None if failure else memory) if is_sharded(contents) or not failure else {}
-        if failure is not None:
-            raise failure
-        return staged
+    def _staged(self, draft: Draft) -> Tensors:
+        memory = self._memory = self._memory or memory_for(draft.contents.tensors.values())
+        return stage(draft.contents, draft.plan.forms.parts, draft.plan.tensors_of(self._ranks.rank), memory)
 
-    def _write_now(self, engine: str, step: StepInfo, contents: Contents, tensors: Tensors) -> None:
+    def _write_now(self, engine: str, draft: Draft, staged: Tensors | None, making: ExitStack) -> None:
         try:
-            if self._ranks.is_first:
-                self._write(engine, step, contents, tensors)
+            self._write(engine, draft, staged, self._ranks, making)
         finally:
             self._forget_memory()
 
-    def _write(self, engine: str, step: StepInfo, contents: Contents, tensors: Tensors) -> None:
+    def _write(self, engine: str, draft: Draft, staged: Tensors | None, ranks: Ranks, making: ExitStack) -> None:
         """Write an export, and only then touch anything older, or show it to anybody."""
         shelf = self._shelf(engine)
-        shelf.sweep()
-        path = write_export(shelf, name_of(step), contents, tensors, most_bytes=self._most_bytes, dtype=self._dtype)
+        if not write_export(shelf, draft, staged, ranks, making):
+            return
+        path = os.path.join(shelf.path, draft.export)
         log.info("[export] finished path=`%s`", path)
         if self._uploads is not None and self._upload is not None and self._upload.engine == engine:
-            self._uploads.offer(path, f"{self._label} {engine} {name_of(step)}")
-        self._retire(shelf, name_of(step))
+            self._uploads.offer(path, f"{self._label} {engine} {draft.export}")
+        self._retire(shelf, draft.export)
 
     def _retire(self, shelf: Shelf, made: str) -> None:
         busy = {os.path.basename(path) for path in self._uploads.busy()} if self._uploads is not None else set()

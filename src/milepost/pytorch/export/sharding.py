@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +78,23 @@ def split(sizes: Mapping[str, int], most_bytes: int | None, stem: str) -> Split:
     count = len(shards)
     named = (f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else f"{stem}.safetensors" for i in range(1, count + 1))
     return Split(dict(zip(named, map(tuple, shards), strict=True)), sum(sizes.values()))
+
+
+def shares(sizes: Mapping[str, int], writers: Sequence[int]) -> dict[str, int]:
+    """Return which of the ranks ``writers`` keeps and writes each file: the one that has least so far.
+
+    So none has more than an equal share and one file besides.
+
+    >>> shares({"a": 5, "b": 3, "c": 1, "d": 4}, [0, 1])
+    {'a': 0, 'b': 1, 'c': 1, 'd': 1}
+    """
+    has = dict.fromkeys(writers, 0)
+    owner = {}
+    for file, size in sizes.items():
+        rank = min(has, key=lambda rank: has[rank])
+        has[rank] += size
+        owner[file] = rank
+    return owner
 
 
 def layout(specs: Mapping[str, Spec]) -> tuple[bytes, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from milepost.clock import Clock
@@ -57,6 +57,28 @@ class Shelf:
                 with suppress(OSError):  # the next writer's sweep removes it; the first error is the one that counts
                     self._remove(name)
                 raise
+
+    def sees(self, name: str) -> bool:
+        """Say whether a directory that another rank is filling is one here, too: on another machine it need not be."""
+        try:
+            return self._posix.is_directory(os.path.join(self.path, name))
+        except OSError:  # who cannot look cannot write there either
+            return False
+
+    def check_there(self, name: str, sizes: Mapping[str, int]) -> None:
+        """Raise `StoreError` (kind ``not-shared``) unless what others have written lies whole in a directory here."""
+        for file, size_bytes in sizes.items():
+            path = os.path.join(self.path, name, file)
+            with failures_of("look for", path), suppress(FileNotFoundError):
+                if self._posix.status(path).st_size == size_bytes:
+                    continue
+            raise StoreError(
+                "the first rank does not see what another one has written",
+                kind="not-shared",
+                retryable=False,
+                hint="look at how long its file system answers out of its memory, and save once more",
+                path=path,
+            )
 
     def publish(self, name: str, export: str) -> str:
         """Give a filled directory its name, durably, and return its path. A finished one of that name is replaced."""

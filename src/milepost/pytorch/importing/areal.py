@@ -24,6 +24,7 @@ from milepost.publish.view import read
 from milepost.pytorch.dcp.own import KEY as OWN
 from milepost.pytorch.dcp.own import key_of_rank
 from milepost.pytorch.importing.base import (
+    OLDER,
     Imported,
     KeyFile,
     Options,
@@ -59,6 +60,10 @@ _NO_GENERATORS = "random generators: AReaL saves none of FSDP's and Archon's, so
 _NO_COUNTERS = (
     "counters of saver, evaluator and recovery: AReaL's would bring their old frequencies with them; milepost's are due at each "
     "multiple of their interval, counted from step 0"
+)
+_AHEAD = (
+    "batches that were drawn and not yet trained: AReaL keeps the position of the generator, which is ahead of training, so they "
+    "are passed over"
 )
 _IN_PLACE = "whether weights and counters are of the same step: this layout is overwritten in place, one file after another"
 _NAMED = "whether AReaL had finished it: it was named itself, and not by LATEST"
@@ -161,9 +166,15 @@ def resolve(path: Path) -> Checkpoint:
     raise NotFoundError(
         "there is no LATEST: AReaL has published none of the generations that lie here, and would start anew",
         kind="nothing-published",
-        hint=f"if one of them is whole, name it: {path}/{GENERATIONS}/generation_step...",
+        hint=_name_one(path),
         path=str(path),
     )
+
+
+def _name_one(path: Path) -> str:
+    names = sorted(name for name in os.listdir(path / GENERATIONS) if _is_generation(path / GENERATIONS / name))
+    example = names[-1] if names else "generation_step..."
+    return f"nothing was written; if you know one of the generations to be whole, name it: {path}/{GENERATIONS}/{example}"
 
 
 def _is_generation(path: Path) -> bool:
@@ -188,15 +199,16 @@ def _pointer_name(path: Path) -> str | None:
 
 
 def _pointed_at(path: Path, pointer: str) -> Checkpoint:
-    said = _json(path, pointer)
+    hint = _name_one(path) if (path / GENERATIONS).is_dir() else OLDER
+    said = _json(path, pointer, hint)
     wrong = _wrong_with(said)
     if wrong:
-        raise damaged(f"{pointer} is not a pointer of AReaL's: {wrong}", path, file=pointer)
+        raise damaged(f"{pointer} is not a pointer of AReaL's: {wrong}", path, hint=hint, file=pointer)
     generation = f"{GENERATIONS}/{said['generation']}"
     payloads = {engine: f"{generation}/{PAYLOADS}/{engine}" for engine in _engines(said["engines"], path)}
     for directory in (f"{generation}/{MANIFEST}", *payloads.values()):
         if not (path / directory).is_dir():
-            raise damaged(f"{pointer} names a generation of which a part is missing", path, missing=directory)
+            raise damaged(f"{pointer} names a generation of which a part is missing", path, hint=hint, missing=directory)
     return Checkpoint(path, f"{generation}/{MANIFEST}", payloads, said["global_step"])
 
 
@@ -252,7 +264,7 @@ def _content(
     remarks += _add_data(content, found, options)
     progress = progress_of(step, found.payloads, stats_logger=_json(found.root, f"{found.manifest}/{STATS}"))
     content.add_value((RECOVER,), Own(progress))
-    return content, (*remarks, _NO_GENERATORS, _NO_COUNTERS, *_unknown_files(found))
+    return content, (*remarks, _AHEAD, _NO_GENERATORS, _NO_COUNTERS, *_unknown_files(found))
 
 
 def _placing(source: DcpSource, engine: str) -> Callable[[str], tuple[str, Key]]:
@@ -299,7 +311,9 @@ def _step_info(found: Checkpoint) -> StepInfo:
             raise TypeError(STEP_INFO)
         step = StepInfo(**numbers)
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(f"{STEP_INFO} says of no step where it is", found.root, file=f"{found.manifest}/{STEP_INFO}") from error
+        raise damaged(
+            f"{STEP_INFO} does not say which step it is of", found.root, file=f"{found.manifest}/{STEP_INFO}"
+        ) from error
     if found.step is not None and step.global_step != found.step:
         raise damaged(f"{STEP_INFO} is of another step than LATEST", found.root, step_info=step.global_step, latest=found.step)
     return step
@@ -323,13 +337,13 @@ def _file(root: Path, name: str) -> Any:
         raise damaged("a file that belongs to it is missing", root, file=name) from error
 
 
-def _json(root: Path, name: str) -> Any:
+def _json(root: Path, name: str, hint: str = OLDER) -> Any:
     with _file(root, name) as file:
         data = read_whole(file, root / name, _MOST_JSON_BYTES)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise damaged("a file is torn, or no JSON", root, file=name, size_bytes=len(data)) from error
+        raise damaged("a file is torn, or no JSON", root, hint=hint, file=name, size_bytes=len(data)) from error
 
 
 def _torch(root: Path, name: str, options: Options) -> Any:

@@ -82,13 +82,18 @@ def check_target(root: str, options: Options) -> None:
     except NotFoundError:
         return
     if head is not None:
-        raise UsageError(
-            "there is a run in this directory already",
-            kind="not-empty",
-            hint="name a new directory, or --add: the import becomes its newest generation",
-            root=root,
-            generation=head.number,
-        )
+        raise not_empty(root, head.number)
+
+
+def not_empty(root: str, generation: int) -> UsageError:
+    """Return the error for a run root that has generations, where none was to be added."""
+    return UsageError(
+        "there is a run in this directory already",
+        kind="not-empty",
+        hint="name a new directory, or --add: the import becomes its newest generation",
+        root=root,
+        generation=generation,
+    )
 
 
 def open_source(path: Path) -> BinaryIO:
@@ -128,12 +133,15 @@ def read_whole(file: BinaryIO, path: Path, most_bytes: int) -> bytes:
     return data
 
 
-def damaged(what: str, path: Path, **facts: object) -> CorruptError:
+OLDER = "import an older checkpoint; nothing was written, and the source is as it was"
+
+
+def damaged(what: str, path: Path, *, hint: str = OLDER, **facts: object) -> CorruptError:
     """Return the error for a source that cannot be what its writer wrote."""
     return CorruptError(
         f"what is to be imported is damaged or incomplete: {what}",
         kind="damaged-source",
-        hint="import an older checkpoint; nothing was written, and the source is as it was",
+        hint=hint,
         path=str(path),
         **facts,
     )

@@ -102,7 +102,10 @@ def read_chunk(source: DcpSource, fqn: str, chunk: Chunk) -> torch.Tensor:
 def _tensor_there(source: DcpSource, fqn: str, view: View, span: Span) -> Any:
     try:
         return read_torch(view, source.directory / span.file, trust=False, what=fqn, size_bytes=span.length)
-    except UsageError as error:  # a tensor is never more than data, whomever one trusts
+    except UsageError as error:
+        if error.kind != "pickle-not-trusted":
+            raise
+        # A tensor is never more than data, whomever one trusts.
         raise damaged("what is said to be a tensor is none", source.directory, name=fqn) from error
 
 

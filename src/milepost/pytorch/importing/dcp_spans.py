@@ -113,8 +113,8 @@ def _check_chunks(path: Path, fqn: str, tensor: SavedTensor) -> None:
 
 
 def _overlap(tensor: SavedTensor) -> bool:
-    """Return whether two chunks have an element in common: a sweep along the longest axis."""
-    axis = max(range(len(tensor.size)), key=tensor.size.__getitem__)
+    """Return whether two chunks have an element in common: a sweep along the axis that most of the splits are on."""
+    axis = max(range(len(tensor.size)), key=lambda axis: len({chunk.offsets[axis] for chunk in tensor.chunks}))
     active: list[tuple[int, int]] = []
     order = sorted(range(len(tensor.chunks)), key=lambda index: tensor.chunks[index].offsets[axis])
     for index in order:

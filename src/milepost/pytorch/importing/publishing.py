@@ -29,7 +29,7 @@ from milepost.errors import InternalError
 from milepost.lifecycle.retain import Keep
 from milepost.pytorch.dcp.holding import give_up, is_held
 from milepost.pytorch.dcp.writer import RunWriter, Saved
-from milepost.pytorch.importing.base import Options
+from milepost.pytorch.importing.base import Options, not_empty
 
 _ALL = Keep(last=1_000_000_000)
 """How many generations stay is for the trainer to say: an import that is added takes none."""
@@ -92,6 +92,7 @@ def publish(
     was_held = is_held(root, options.key_file)
     try:
         writer.set_up_storage_writer(True)
+        writer.check_empty(options)  # once more: since it was looked at, somebody may have published
         plan = writer.prepare_local_plan(SavePlan(planner.items))
         [plan] = writer.prepare_global_plan([plan])
         results = writer.write_data(plan, planner).wait()
@@ -110,6 +111,12 @@ class _Writer(RunWriter):
     """Write as one process what several ranks have saved, of whose surroundings nobody knows."""
 
     saved_by = 1
+
+    def check_empty(self, options: Options) -> None:
+        """Raise `UsageError` (kind ``not-empty``) if the root that is claimed now has generations and none is to be added."""
+        head = self._coordinators.session.chain.head
+        if head is not None and not options.add:
+            raise not_empty(str(self.root), head.number)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         session = self._coordinators.session

@@ -55,7 +55,7 @@ def read_pickle(data: bytes | bytearray, path: Path, *, trust: bool, what: str, 
         with _quiet():
             return _Making(path, what, len(data), records).made(_inert(data, path, what, records))
     except UsageError as error:
-        if not trust or error.kind != "pickle-not-trusted":
+        if not trust or error.kind not in ("pickle-not-trusted", "torch-too-old"):
             raise
     return unpickled(data, str(path), trust=True).value
 
@@ -67,6 +67,8 @@ def read_torch(file: IO[bytes], path: Path, *, trust: bool, what: str, size_byte
     they are looked at. Raises as `read_pickle`.
     """
     check_archive(file, path, size_bytes)
+    if not trust:
+        check_reader(path, what)
     # By its descriptor: under its name there may be another one by now.
     source: Any = f"/proc/self/fd/{file.fileno()}" if mapped else file
     try:
@@ -83,6 +85,18 @@ def read_torch(file: IO[bytes], path: Path, *, trust: bool, what: str, size_byte
         return torch.load(source, map_location="cpu", weights_only=False, mmap=mapped)
     except Exception as error:  # it runs code of others
         raise damaged("torch cannot read it", path, because=_first_line(error)) from error
+
+
+def check_reader(path: Path, what: str) -> None:
+    """Raise `UsageError` (kind ``torch-too-old``) where torch's restricted reader can be made to run code (CVE-2025-32434)."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        raise UsageError(
+            f"{what} holds tensors, and this torch cannot read them without running what somebody may have put there",
+            kind="torch-too-old",
+            hint="pip install 'torch>=2.6'; or --trust-pickle (trust_pickle=True) if you trust whoever wrote it",
+            path=str(path),
+            torch=torch.__version__,
+        )
 
 
 def check_archive(file: IO[bytes], path: Path, size_bytes: int) -> None:
@@ -262,6 +276,7 @@ class _Making:
         """Return the storage that torch has written as ``data``: how a tensor lies within a pickle."""
         with contextlib.closing(io.BytesIO(data)) as file:
             check_archive(file, self.path, len(data))
+            check_reader(self.path, self.what)
             return torch.load(file, map_location="cpu", weights_only=True)
 
     def check_room(self, size_bytes: int) -> None:

@@ -20,8 +20,9 @@ class Flight:
         self.saved: Saved | None = None
         self.failure: BaseException | None = None
         self._work: Callable[[Callable[[], None]], Saved] | None = work
-        self._free = threading.Event()
-        """Training may change its tensors."""
+        self._free, self._over = threading.Event(), threading.Event()
+        """Training may change its tensors; nothing of it is under way any more. The thread is not asked: once a Ctrl-C has
+        struck a join, Python says of a thread that runs that it has ended."""
         self._thread = threading.Thread(target=self._run, name="milepost-recover")
         self._thread.start()
 
@@ -36,11 +37,12 @@ class Flight:
             log.error("[recover] a save failed: step=%d %s: %s", self.step, type(error).__name__, error)
         finally:
             self._free.set()
+            self._over.set()
 
     @property
     def is_over(self) -> bool:
         """Say whether it has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._over.is_set()
 
     def wait_for_tensors(self) -> BaseException | None:
         """Wait until no live tensor is read any more, and return what failed by then."""
@@ -49,7 +51,7 @@ class Flight:
 
     def join(self) -> None:
         """Wait until it is over."""
-        self._thread.join()
+        self._over.wait()
 
     def failed(self) -> SaveFailed | None:
         """Wait until it is over, and return why it failed, if it did."""

@@ -51,7 +51,23 @@ _TICKS = "recover"
 
 
 class RecoverHandler:
-    """Keep a training of one or several engines alive (TODO)."""
+    """Keep a training of one or several engines alive, on one rank or many: see ``docs/recover.md``.
+
+    All of it is one generation of the run root ``{fileroot}/checkpoints/{user}/{experiment}/{trial}/``, beside the exports of
+    `milepost.pytorch.Saver`. ``mode``: ``on`` (``auto``, True) saves, and resumes if there is anything; ``off`` (``disabled``,
+    False) does neither. ``freq_*`` say when a dump is due: any is enough; each that is None never is. ``retries``: how often
+    `milepost run` starts the run again after a failure. ``keep``: the last one stays, unless told otherwise.
+
+    ``save_mode`` is that of engines which say nothing of their own (`TrainEngine`), ``staging_bytes`` how much host memory their
+    copies may take on each rank. With ``with_optim=False`` a load brings back weights, and no optimizer or schedule.
+    ``on_mismatch`` answers ``error``, ``ask`` or ``warn`` per kind of difference; another ``schedule`` is an error by default.
+    ``allow_pickle``, ``trust_pickle``, ``key_file``, ``lease_wait``, ``take_over``, ``stop`` and ``grace`` are those of
+    `milepost.CheckpointEngine`.
+
+    All ranks of ``process_group`` construct one and make the same calls, in the order: `load`, then `dump` as the last thing of
+    each step, then `close`. What goes wrong on one is raised on all. Nobody waits longer for a rank that is gone or silent than
+    ``timeout_s``. Raises `UsageError` for settings that cannot work.
+    """
 
     def __init__(
         self,
@@ -113,7 +129,17 @@ class RecoverHandler:
         inference: Inference | None = None,
         which: Which = "latest",
     ) -> RecoverInfo | None:
-        """Bring everything back in place; None if there is nothing, or the handler is disabled."""
+        """Bring everything back in place, on all ranks from the same generation; None if there is none, or the handler is off.
+
+        Takes the newest that is sound, or ``which``: ``best`` (by ``keep.by``), a number, or ``never``: a fresh start that keeps
+        what was there until there are two new ones. Compares everything first: `MismatchError` lists what does not fit, on any
+        rank, and leaves all as it was. Raises `ConflictError` if another process has the trial; `CorruptError` if nothing is
+        sound: then, and after whatever else goes wrong once something was overwritten, `dump` is refused until a load succeeds.
+        Where the directory holds AReaL's checkpoint and none of milepost's, that is imported first. Raises `milepost.Stopped`
+        if it is time to end.
+
+        ``inference`` is paused before the first change, and resumed with the restored weights on all ranks.
+        """
         self._check_open()
         if not self._on:
             return None
@@ -163,7 +189,16 @@ class RecoverHandler:
         metrics: Mapping[str, float] | None = None,
         force: bool = False,
     ) -> bool:
-        """Save if it is due, as the last thing of a step, and return whether it was."""
+        """Save if it is due, or has to end, and return whether it was. On all ranks, as the last thing of each step.
+
+        ``step`` is the step that was trained. Returns when training may change the tensors again: where engines are copied, the
+        generation is published later, beside training, and at once when the last byte of the last rank is durable. A save that
+        is due while one is under way waits for it. What failed meanwhile is raised as `SaveFailed`, on all ranks, due or not.
+
+        Raises `UsageError` if the saver or evaluator has not seen the step (kind ``dumped-early``), after a load that failed
+        half-way (``half-loaded``), if there are generations that were not loaded (``not-resumed``), or if the ranks are not at
+        the same step (``ranks-apart``); `milepost.Stopped` on all ranks, once all is durable, if it is time to end.
+        """
         self._check_open()
         if not self._on:
             return False
@@ -307,13 +342,17 @@ class RecoverHandler:
         try:
             self._saving.settle()
         finally:
-            self._state = "closed"
-            self._ending.close()
-            if self._made is not None:
-                if self._made.ranks.is_first:
-                    dcp.give_up(self._store)
-                self._made.close()
-            self._saving.close()
+            if self._saving.is_idle:  # else a Ctrl-C has struck: what is under way needs all of it, and ends by itself
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._state = "closed"
+        self._ending.close()
+        if self._made is not None:
+            if self._made.ranks.is_first:
+                dcp.give_up(self._store)
+            self._made.close()
+        self._saving.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from milepost.errors import UsageError
 
@@ -36,7 +36,8 @@ def plain_model(model: torch.nn.Module) -> torch.nn.Module:
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:
     """Return parameters and persistent buffers by name: the live tensors, and what a module keeps beside (``extra_state``)."""
-    return get_model_state_dict(plain_model(model))
+    # As `get_model_state_dict` gives it, which asks for the name of each tensor anew: training waits for this.
+    return {_plain(name): value for name, value in plain_model(model).state_dict().items()}
 
 
 def put_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:

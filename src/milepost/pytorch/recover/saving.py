@@ -55,6 +55,11 @@ class Saving:
         return self._copies.size_bytes
 
     @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is under way."""
+        return self._flight is None
+
+    @property
     def has_failed(self) -> bool:
         """Say whether the save under way has failed, as far as this rank knows by now."""
         return self._flight is not None and self._flight.is_over and self._flight.failure is not None
@@ -73,13 +78,19 @@ class Saving:
         failure = flight.wait_for_tensors()
         if not copied:
             flight.join()
-            failure, self._flight = flight.failure, None
+            failure = flight.failure
         self._raise_on_all(groups, flight, failure)
+        if not copied:
+            self._flight = None
 
     def settle(self) -> None:
         """Wait for the save under way, and raise `SaveFailed` if it failed, once. On this rank alone."""
-        flight, self._flight = self._flight, None
-        failure = flight.failed() if flight is not None else None
+        flight = self._flight
+        if flight is None:
+            return
+        flight.join()  # a Ctrl-C strikes: it is still under way
+        self._flight = None
+        failure = flight.failed()
         if failure is not None:
             raise failure
 
@@ -93,15 +104,15 @@ class Saving:
         try:
             groups.ranks.agree(failure)
         except BaseException:
-            self._flight = None
             flight.join()  # DCP tells all ranks that one has failed, and it ends on each
+            self._flight = None
             raise
 
     def _copied_engines(self, groups: Groups, engines: Mapping[str, TrainEngine], tensors: dict[str, torch.Tensor]) -> list[str]:
         """Return which engines are written beside training: the same on all ranks."""
-        rooms = {name: room_for(of_engine(tensors, name)) for name in engines}
+        rooms: dict[str, int] = {}
         if self._staging_bytes is not None:
-            by_rank = groups.ranks.told_by_all(rooms)
+            by_rank = groups.ranks.told_by_all({name: room_for(of_engine(tensors, name)) for name in engines})
             rooms = {name: max(each[name] for each in by_rank) for name in engines}
         copied, refused = to_copy(engines, self._save_mode, rooms, self._staging_bytes)
         if refused and not self._warned:

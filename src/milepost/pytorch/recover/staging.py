@@ -58,7 +58,8 @@ def to_copy(
 ) -> tuple[list[str], list[str]]:
     """Return which engines are copied, and which were to be and do not fit. From what all ranks know alike.
 
-    ``rooms``: how much memory each takes, on the rank where it takes most. In the order of the engines: as many as fit.
+    ``rooms``: how much memory each takes, on the rank where it takes most; not asked for without ``most_bytes``. In the order of
+    the engines: as many as fit.
     """
     copied: list[str] = []
     refused: list[str] = []
