@@ -354,7 +354,9 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
     say(f"the kills are drawn with --seed {seed}; runs and logs are in {args.out}")
     shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
+    scratch = args.out.absolute() / "tmp"
+    scratch.mkdir(parents=True)
+    os.environ["TMPDIR"] = str(scratch)  # who is killed leaves files there
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
