@@ -7,10 +7,10 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-hf chaos fuzz soak bench bench-peers gpu-check check exactness
+.PHONY: help setup demo demo-trainer test test-all test-hf chaos fuzz soak bench bench-peers gpu-check check exactness
 
 help:  ## Say what there is to make
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: .venv/.ready  ## Install milepost and all it is developed with into .venv
 
@@ -22,6 +22,9 @@ setup: .venv/.ready  ## Install milepost and all it is developed with into .venv
 
 demo: setup  ## Kill real training runs again and again; show that they end bit for bit like the undisturbed ones
 	$(BIN)/python examples/demo.py
+
+demo-trainer: setup  ## Kill a trainer of two ranks at random, 10 times; show that it ends bit for bit like the undisturbed one
+	$(BIN)/python examples/trainer_demo.py
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest

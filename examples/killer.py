@@ -1,4 +1,7 @@
-"""Run a training script as a process of its own, listen to it, and kill it at a chosen moment. Used by `demo.py`."""
+"""Run a training script as a process of its own, listen to it, and kill it at a chosen moment. Used by `demo.py`.
+
+`trainer_demo.py` uses its `Process`.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,14 @@ def live(command: list[str], log: Path, aim: Aim = NEVER, stop: threading.Event 
 
     Raises `ScriptFailed` if it fails by itself, says nothing for `STALL_S`, or ``stop`` is set.
     """
-    process = _Process(command, log)
+    process = Process(command, log)
     try:
         return _listen(process, aim, stop or threading.Event())
     finally:
         process.close()
 
 
-def _listen(process: _Process, aim: Aim, stop: threading.Event) -> Life:
+def _listen(process: Process, aim: Aim, stop: threading.Event) -> Life:
     lines: list[str] = []
     started_s = heard_s = time.monotonic()
     deadline_s = started_s + aim.after_s
@@ -92,7 +95,7 @@ def _listen(process: _Process, aim: Aim, stop: threading.Event) -> Life:
     return Life(process.wait() == -signal.SIGKILL, tuple(lines), start_up_s)
 
 
-class _Process:
+class Process:
     """Be one child in a process group of its own: a kill takes its group with it, and nothing that was not started here."""
 
     def __init__(self, command: list[str], log: Path) -> None:
@@ -113,6 +116,10 @@ class _Process:
             if line.endswith("\n"):
                 self.lines.put(line)
         self.lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def kill(self) -> None:
         # It was not reaped yet, so the number still belongs to this very process and its group.

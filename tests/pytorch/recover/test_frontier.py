@@ -356,6 +356,32 @@ def test_generators_that_are_loaded_after_the_position_are_those_of_a_run_left_a
         assert before + run(again, 12 - steps) == alone
 
 
+def test_an_epoch_that_was_begun_ahead_of_training_does_not_move_torchs_generator_a_second_time() -> None:
+    # A loader without a generator of its own draws a seed from torch's when an epoch begins.
+    def run(frontier: TrainedFrontier, waiting: list[int], steps: int) -> list[Any]:
+        found = []
+        for _ in range(steps):
+            while len(waiting) < 3:
+                waiting.append(frontier.draw()[0])
+            frontier.trained(waiting.pop(0))
+            found.append(torch.rand(()).item())
+        return found
+
+    def make() -> TrainedFrontier:
+        torch.manual_seed(1)
+        return TrainedFrontier(StatefulDataLoader(list(range(8)), batch_size=2, shuffle=True))
+
+    alone = run(make(), [], 14)
+    for steps in range(9):
+        frontier = make()
+        before = run(frontier, [], steps)
+        state, generator = frontier.state_dict(), torch.get_rng_state()
+        again = make()
+        again.load_state_dict(state)
+        torch.set_rng_state(generator)
+        assert before + run(again, [], 14 - steps) == alone, steps
+
+
 def test_a_state_is_taken_while_another_thread_waits_for_the_loader() -> None:
     reading, go_on = threading.Event(), threading.Event()
 

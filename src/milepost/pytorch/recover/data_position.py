@@ -46,6 +46,8 @@ class Position:
     """How many processes load, if the loader has any: torchdata's position is one of each."""
     batches: int | None
     """How many batches an epoch has, if the loader says so."""
+    epochs_begun: int = 0
+    """How many epochs were begun when it was saved: ahead of training, the last of them after this place."""
 
     def ordinals(self) -> Iterator[int]:
         """Yield what else is trained or dropped."""
@@ -63,6 +65,7 @@ class Position:
             "loader": self.loader,
             "generators": {"before": [*self.orders.before], "now": self.orders.now},
             "begun": self.begun,
+            "epochs_begun": self.epochs_begun,
             "beyond": [list(span) for span in self.beyond],
             "open": self.open,
             "dropped": {**self.dropped},
@@ -111,6 +114,7 @@ def read_position(state: Any) -> Position:
             loader=state["loader"],
             orders=orders_of(state["generators"]["before"], state["generators"]["now"]),
             begun=_truth(state["begun"]),
+            epochs_begun=_count(state["epochs_begun"]),
             beyond=tuple((_count(start), _count(stop)) for start, stop in state["beyond"]),
             open=_count(state["open"]),
             dropped={_text(reason): _count(count) for reason, count in state["dropped"].items()},

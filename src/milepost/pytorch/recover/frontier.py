@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import torch
+
 from milepost.errors import MismatchError, UsageError
 from milepost.pytorch.recover.data_position import Place, Position, read_position, spans_of
 from milepost.pytorch.recover.epochs import set_epoch, shares_of, workers_of
@@ -80,6 +82,8 @@ class TrainedFrontier:
         self._resolved: set[int] = set()
         self._dropped: dict[str, int] = {}
         self._place = Place(0, 0)
+        self._epochs_begun = 0
+        """How many were begun, also before a resume."""
         self._orders = Orders()
         self._again: Drawn | None = None
         """Where to go back to, after a draw that failed."""
@@ -152,6 +156,7 @@ class TrainedFrontier:
                 loader=copy.deepcopy(before.position) if before else None,
                 orders=before.orders if before else Orders(),
                 begun=before is not None,
+                epochs_begun=self._epochs_begun,
                 beyond=spans_of(self._resolved),
                 open=len(self._given),
                 dropped={**self._dropped},
@@ -191,6 +196,7 @@ class TrainedFrontier:
         self._iterator, self._before, self._again = iterator, before, None
         self._place = before.place if before else saved.place
         self._frontier, self._resolved = saved.ordinal, set(saved.ordinals())
+        self._epochs_begun = saved.epochs_begun
         self._after.clear()
         self._given.clear()
         self._dropped = {**saved.dropped}
@@ -257,14 +263,19 @@ class TrainedFrontier:
             at, self._again = self._again, None
             self._place = at.place
             return self._begun_at(at)
-        set_epoch(self._loader, self._place.epoch)
-        self._orders = before_epoch(self._loader)
-        if self._before is None:
-            position = copy.deepcopy(self._loader.state_dict())  # torchdata begins the epoch here, and draws
-            first = Drawn(self._place, position, at_batch(self._loader, self._orders))
-            with self._lock:
-                self._first = self._before = first
-        return iter(self._loader)
+        # An epoch that was begun ahead of training, and is begun again after a resume, has drawn from torch's generator before:
+        # that is loaded as it was since, and would else have moved twice.
+        again = self._place.epoch < self._epochs_begun
+        self._epochs_begun = max(self._epochs_begun, self._place.epoch + 1)
+        with torch.random.fork_rng(devices=[], enabled=again):
+            set_epoch(self._loader, self._place.epoch)
+            self._orders = before_epoch(self._loader)
+            if self._before is None:
+                position = copy.deepcopy(self._loader.state_dict())  # torchdata begins the epoch here, and draws
+                first = Drawn(self._place, position, at_batch(self._loader, self._orders))
+                with self._lock:
+                    self._first = self._before = first
+            return iter(self._loader)
 
     def _check_not_empty(self) -> None:
         if self._place.batches == 0:
