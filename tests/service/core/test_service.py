@@ -6,8 +6,9 @@ import pytest
 
 from milepost.errors import CorruptError, UsageError
 from milepost.service.core.catalogue import Catalogue
-from milepost.service.core.events import Abort, Goodbye, Link, NotModified
-from milepost.service.core.records import Began, Commit, Saved
+from milepost.service.core.events import Abort, Goodbye, Link, NotModified, Record, Recorded, Spilled
+from milepost.service.core.records import Began, Commit, Entry, Joined, Saved
+from milepost.service.core.turns import Turn, Turns
 from tests.service.core.world import Accepted, Bring, Caller, Done, Refused, Settings, Shard, Take, Welcome, World
 
 T1, T2, S1 = Caller("trainer", "t1"), Caller("trainer", "t2"), Caller("sampler-0", "s1")
@@ -256,6 +257,82 @@ def test_what_could_not_be_written_down_was_not_done(world: World) -> None:
     assert world.commit(T1, "k", 5).at == Commit(1, 1)
 
 
+def test_a_version_that_is_about_to_leave_memory_is_not_handed_out_from_there() -> None:
+    world = World(Settings(memory_bytes=100))
+    world.join(T1, "trainer", 1)
+    world.join(S1, "sampler", 1)
+    first = world.commit(T1, "one", 1)
+    world.begin(T1, "two", 2, {"all": 1})
+    world.bring(T1, "two", Shard("all", 1, "x"))
+    world.record()
+    world.spill()
+    world.record()
+    assert [erase.at for erase in world.erasing] == [first.at]
+    answer = world.fetch(S1, want="exact", at=first.at)
+    assert isinstance(answer, Take)
+    assert answer.tiers == ("disk",)
+
+
+def test_a_version_that_is_about_to_leave_the_disk_is_gone() -> None:
+    world = World(Settings(memory_bytes=100, disk_keep=1))
+    world.join(T1, "trainer", 1)
+    world.join(S1, "sampler", 1)
+    first = world.commit(T1, "one", 1)
+    world.begin(T1, "two", 2, {"all": 1})
+    world.bring(T1, "two", Shard("all", 1, "x"))
+    world.record()
+    world.spill()
+    world.record()
+    world.erase()
+    assert world.recording is not None  # that it is dropped is being written down
+    assert refused(world.fetch(S1, want="exact", at=first.at)) == "gone"
+    world.record()
+    assert refused(world.fetch(S1, want="exact", at=first.at)) == "gone"
+
+
+def test_what_was_on_disk_and_not_yet_written_down_is_found_again(world: World) -> None:
+    world.begin(T1, "one", 1, {"all": 1})
+    world.bring(T1, "one", Shard("all", 1, "x"))
+    world.record()
+    world.spill()
+    assert world.service.catalogue.durable is None
+    world.crash(host=True, record_landed=False)
+    assert world.service.catalogue.live == world.service.catalogue.durable == Commit(1, 1)
+
+
+def test_a_version_whose_bytes_have_left_the_disk_is_no_base(world: World) -> None:
+    first, second = world.commit(T1, "one", 1), world.commit(T1, "two", 2)
+    del world.disk[second.at]
+    world.crash(host=True, record_landed=False)
+    assert world.service.catalogue.live == world.service.catalogue.durable == first.at
+
+
+def test_news_of_what_was_written_down_long_ago_changes_nothing(world: World) -> None:
+    world.begin(T1, "one", 1, {"all": 1})
+    world.bring(T1, "one", Shard("all", 1, "x"))
+    assert world.recording is not None
+    world.say(Recorded(world.recording.ticket - 1))
+    assert world.service.catalogue.live is None
+    world.say(Spilled(Commit(1, 1)))
+    assert world.service.catalogue.durable is None
+
+
+def test_what_a_decision_sets_off_waits_for_its_turn() -> None:
+    records: list[Record] = []
+    catalogue = Catalogue([Began(1, None)])
+    turns = Turns(catalogue, records.append)  # type: ignore[arg-type]
+    joined = [Joined(name, "sampler", "i", 1, None) for name in ("first", "second")]
+
+    def first() -> tuple[Entry, ...]:
+        turns.take(Turn(lambda: (joined[1],), lambda: None, lambda _: None))
+        return (joined[0],)
+
+    turns.take(Turn(first, lambda: None, lambda _: None))
+    assert [record.entries for record in records] == [(joined[0],)]
+    turns.recorded(Recorded(records[0].ticket))
+    assert [record.entries for record in records] == [(joined[0],), (joined[1],)]
+
+
 def test_one_kept_on_disk_and_two_in_memory_do_not_chase_each_other() -> None:
     # What the disk does not keep was written to it because it was not there, and dropped because it is not kept, for ever.
     world = World(Settings(memory_bytes=100, memory_keep=3, disk_keep=1))
@@ -272,6 +349,8 @@ def test_a_branch_that_has_only_begun_does_not_cost_the_last_durable_version(wor
     world.begin(T2, "k", 1, {"a": 3})
     world.bring(T2, "k", Shard("a", 3, "A"))
     world.record()
+    while world.recording or world.erasing:
+        world.record() if world.recording else world.erase()
     assert world.service.catalogue.durable is None
     assert first.at in world.disk
     world.settle_down()

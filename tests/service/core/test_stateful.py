@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.service.core.world import Caller, Commit, Done, Refused, Settings, Shard, World
 
@@ -142,5 +142,7 @@ class Interleavings(RuleBasedStateMachine):
                 assert catalogue.is_durable(answer.weights.at), "what a commit promised holds"
 
 
-TestWhateverIsSaid = Interleavings.TestCase
-TestWhateverIsSaid.settings = hypothesis_settings(max_examples=200, stateful_step_count=80, deadline=None, print_blob=True)
+def test_whatever_is_said_what_was_promised_holds() -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Interleavings, settings=hypothesis_settings(max_examples=200, stateful_step_count=80, deadline=None, print_blob=True)
+    )

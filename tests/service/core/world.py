@@ -35,7 +35,7 @@ from milepost.service.core.events import (
     Tick,
     Welcome,
 )
-from milepost.service.core.records import Began, Commit, Committed, Entry, Role, RolledBack, Shard, Weights
+from milepost.service.core.records import Began, Commit, Committed, Entry, Role, RolledBack, Shard, Tier, Weights
 from milepost.service.core.service import Service, Settings, begin
 
 SECOND = 10**9
@@ -57,7 +57,7 @@ class World:
         self.open: dict[str, Event] = {}
         self.answers: dict[str, Answer] = {}
         self.visible: dict[Commit, Weights] = {}
-        self.leases: dict[tuple[Caller, Commit], bool] = {}
+        self.leases: dict[tuple[Caller, Commit], tuple[Tier, ...]] = {}
         self.heard: dict[Caller, int] = {}
         self._requests = 0
         self._start()
@@ -146,7 +146,7 @@ class World:
             assert answer.tiers
             for tier in answer.tiers:
                 assert (self.memory if tier == "memory" else self.disk)[answer.weights.at] == answer.weights.shards
-            self.leases[event.caller, answer.weights.at] = True
+            self.leases[event.caller, answer.weights.at] = answer.tiers
         if isinstance(answer, Done):
             assert any(isinstance(entry, Committed) and entry.weights == answer.weights for entry in self.entries)
             if answer.durable:
@@ -176,6 +176,8 @@ class World:
 
     def erase(self, index: int = 0) -> None:
         erase = self.erasing.pop(index)
+        for (_, at), tiers in self.leases.items():
+            assert at != erase.at or erase.tier not in tiers, "a reader was sent there"
         del (self.memory if erase.tier == "memory" else self.disk)[erase.at]
         self.say(Erased(erase.at, erase.tier))
 
@@ -262,8 +264,10 @@ class World:
         if live_before is not None and catalogue.live != live_before:
             last = self.entries[-1]
             grew = catalogue.live is not None and live_before in set(catalogue.line(catalogue.live))
-            assert grew or isinstance(last, RolledBack | Began) or any(
-                isinstance(entry, Committed) and entry.weights.at == catalogue.live for entry in self.entries[-2:]
+            assert (
+                grew
+                or isinstance(last, RolledBack | Began)
+                or any(isinstance(entry, Committed) and entry.weights.at == catalogue.live for entry in self.entries[-2:])
             ), "the live pointer went back, and nothing says why"
         held = sum(size for tier, _, size in self.staged.values() if tier == "memory")
         held += sum(self.visible[at].size_bytes for at in self.memory)

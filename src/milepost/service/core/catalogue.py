@@ -77,9 +77,9 @@ class Catalogue:
                 wrong=wrong,
             )
         match entry:
-            case Began(term, live, gone):
+            case Began(term, live, gone, found):
                 self.term = term
-                self.stored -= {*gone}
+                self.stored = (self.stored - {*gone}) | {*found}
                 self._go_to(live)
             case Joined():
                 before = self.current.get(entry.component)
@@ -114,10 +114,11 @@ class Catalogue:
     def _wrong(self, entry: Entry) -> str:
         """Return why an entry cannot follow those before it; empty if it can."""
         match entry:
-            case Began(term, live, _):
+            case Began(term, live, _, found):
                 if term <= self.term:
                     return f"term {term} after term {self.term}"
-                return self._unknown(live) or ("it begins on a lost branch" if live in self.lost else "")
+                unknown = "".join(self._unknown(at) for at in (live, *found))
+                return unknown or ("it begins on a lost branch" if live in self.lost else "")
             case Joined():
                 return "it was replaced before" if self.is_former(entry.component, entry.incarnation) else ""
             case Committed(weights):

@@ -15,9 +15,7 @@ def newest(catalogue: Catalogue, count: int) -> set[Commit]:
     return set(islice(catalogue.line(catalogue.live), count))
 
 
-def next_spill(
-    catalogue: Catalogue, settings: Settings, memory: Collection[Commit], wanted: Collection[Commit]
-) -> Commit | None:
+def next_spill(catalogue: Catalogue, settings: Settings, memory: Collection[Commit], wanted: Collection[Commit]) -> Commit | None:
     """Return which version is to be written to disk next: one that somebody waits for, the live one, the oldest.
 
     None that would leave the disk again at once: those would be written, dropped and written for ever.
@@ -34,9 +32,7 @@ def out_of_memory(
     """Return which versions leave memory: lost ones; and of those that are none of the newest what is on disk, or need not be."""
     stay = newest(catalogue, settings.memory_keep)
     to_disk = newest(catalogue, settings.disk_keep) - catalogue.stored
-    return [
-        at for at in sorted(memory) if at not in in_use and (at in catalogue.lost or (at not in stay and at not in to_disk))
-    ]
+    return [at for at in sorted(memory) if at not in in_use and (at in catalogue.lost or (at not in stay and at not in to_disk))]
 
 
 def out_of_disk(catalogue: Catalogue, settings: Settings, in_use: Collection[Commit]) -> list[Commit]:

@@ -68,6 +68,8 @@ class Began:
     live: Commit | None
     gone: tuple[Commit, ...] = ()
     """Versions that were on disk, and are not."""
+    found: tuple[Commit, ...] = ()
+    """Versions that are on disk, whole, which nobody has lived to write down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,10 @@ def begin(entries: Iterable[Entry], memory: Collection[Commit], disk: Collection
     have it, and nobody can bring it back.
     """
     catalogue = Catalogue(entries)
-    there = {*memory} | (catalogue.stored & {*disk})
-    live = next((at for at in catalogue.line(catalogue.live) if at in there), None)
-    return Began(catalogue.term + 1, live, tuple(sorted(catalogue.stored - {*disk})))
+    there = {*disk} & catalogue.weights.keys()
+    live = next((at for at in catalogue.line(catalogue.live) if at in there or at in memory), None)
+    gone, found = sorted(catalogue.stored - there), sorted(there - catalogue.stored)
+    return Began(catalogue.term + 1, live, tuple(gone), tuple(found))
 
 
 class Service:
