@@ -1,0 +1,177 @@
+"""Be the service's brain: one event after the other comes in, and what is to be done goes out.
+
+The story of a version: `Begin` (is there room, and where) -> `Arrived`, a part at a time -> all parts are here: a turn of its
+own decides its number and its parent -> `Record` -> it is visible and live, and whoever waits for news is answered -> `Spill`
+-> `Stored`: it is durable -> it leaves memory once it is none of the newest, and nobody reads it.
+
+Nothing is announced that cannot be fetched; nothing is promised before it is written down; what an earlier incarnation still
+says changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import assert_never
+
+from milepost.service.core.catalogue import Catalogue
+from milepost.service.core.committing import Commits
+from milepost.service.core.desk import Desk
+from milepost.service.core.events import (
+    Abort,
+    Accepted,
+    Action,
+    Arrived,
+    Begin,
+    Caller,
+    Erased,
+    Event,
+    Fetch,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Link,
+    Recorded,
+    Release,
+    RollBack,
+    Spilled,
+    Tick,
+)
+from milepost.service.core.joining import Components
+from milepost.service.core.reading import Readers
+from milepost.service.core.records import Began, Commit, Entry, RolledBack, Tier
+from milepost.service.core.settings import Settings
+from milepost.service.core.shelving import Shelves
+from milepost.service.core.turns import Turn
+
+
+def begin(entries: Iterable[Entry], memory: Collection[Commit], disk: Collection[Commit]) -> Began:
+    """Return the entry with which a service begins that found these entries, and the bytes of these versions, whole.
+
+    Live is the newest version of the surviving branch whose bytes are anywhere. What came after it is a lost branch: readers may
+    have it, and nobody can bring it back.
+    """
+    catalogue = Catalogue(entries)
+    there = {*disk} & catalogue.weights.keys()
+    live = next((at for at in catalogue.line(catalogue.live) if at in there or at in memory), None)
+    gone, found = sorted(catalogue.stored - there), sorted(there - catalogue.stored)
+    return Began(catalogue.term + 1, live, tuple(gone), tuple(found))
+
+
+class Service:
+    """Be what the service knows.
+
+    ``entries`` are all that was ever written down, and end with the `Began` of this service; ``memory`` are the versions whose
+    bytes it found there, whole.
+    """
+
+    def __init__(self, settings: Settings, entries: Iterable[Entry], memory: Collection[Commit], run_id: str) -> None:
+        self.catalogue = Catalogue(entries)
+        self._desk = desk = Desk(settings, self.catalogue)
+        self._components = Components(desk, self._gone)
+        self._shelves = Shelves(desk, memory, self._look_again, lambda at, why: self._commits.not_durable(at, why))
+        self._commits = Commits(desk, run_id, self._visible, self._components.superseded)
+        self._readers = Readers(desk, self._shelves.tiers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return what is taken of memory: by versions, also those that are about to be erased, and by what is on its way."""
+        return self._shelves.memory_bytes + self._commits.staged_bytes
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """Take one event, and return what is to be done, in this order. The first is a `Tick`."""
+        self._desk.now_ns = max(now_ns, self._desk.now_ns)
+        self._take(event)
+        self._shelves.tidy(self._commits.wanted, self._readers.in_use)
+        actions = [*self._desk.actions]
+        self._desk.actions.clear()
+        return actions
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Hello():
+                self._components.hello(event)
+            case Heartbeat(caller):
+                self._components.hear(caller)
+            case Goodbye(caller):
+                if self._components.is_current(caller):
+                    self._components.forget(caller)
+            case Begin() | Arrived() | Finish() | Link():
+                if self._components.admits(event.request, event.caller, trainer=True):
+                    self._from_trainer(event)
+            case Abort():
+                self._commits.abort(event)
+            case Fetch():
+                if self._components.admits(event.request, event.caller):
+                    self._readers.fetch(event)
+            case Release(caller, at):
+                self._components.hear(caller)
+                self._readers.release(caller, at)
+            case RollBack():
+                self._desk.write_down(self._roll_back(event))
+            case Recorded():
+                self._desk.turns.recorded(event)
+            case Spilled():
+                self._shelves.spilled(event)
+            case Erased():
+                self._shelves.erased(event)
+            case Tick():
+                self._time_passes()
+            case _:
+                assert_never(event)
+
+    def _from_trainer(self, event: Begin | Arrived | Finish | Link) -> None:
+        match event:
+            case Begin():
+                taken = self.memory_bytes + sum(size for _, size in event.sizes)
+                self._commits.begin(event, "memory" if taken <= self._desk.settings.memory_bytes else "disk")
+            case Arrived():
+                self._commits.arrived(event)
+            case Finish():
+                self._commits.finish(event)
+            case Link():
+                self._commits.link(event)
+
+    def _visible(self, at: Commit, tier: Tier) -> None:
+        self._shelves.put(at, tier)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._readers.look_again()
+        self._commits.look_again()
+
+    def _gone(self, caller: Caller) -> None:
+        self._commits.forget(caller)
+        self._readers.forget(caller, self._components.superseded(caller))
+
+    def _time_passes(self) -> None:
+        for caller in self._components.silent():
+            self._readers.forget_leases(caller)
+        self._commits.time_passes()
+        self._readers.time_passes()
+
+    def _roll_back(self, event: RollBack) -> Turn:
+        """Return the turn in which the live pointer goes back, if it can."""
+        to, catalogue, desk = event.to, self.catalogue, self._desk
+
+        def refuse(kind: str, message: str) -> tuple[Entry, ...]:
+            hint = "milepost status shows what there is to go back to"
+            return desk.refuse(event.request, kind, message, hint, version=str(to))
+
+        def decide() -> tuple[Entry, ...]:
+            if to not in catalogue.weights:
+                return refuse("unknown-version", "there never was such a version here")
+            if to in catalogue.lost:
+                return refuse("lost-branch", "training has left this branch already")
+            if not self._shelves.tiers(to):
+                return refuse("gone", "the bytes of this version are kept no longer")
+            if to == catalogue.live:
+                desk.reply(event.request, Accepted())
+                return ()
+            return (RolledBack(to, event.reason),)
+
+        def done() -> None:
+            desk.reply(event.request, Accepted())
+            self._look_again()
+
+        return Turn(decide, done, lambda why: desk.not_written(event.request, why))
