@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import milepost
 from milepost.engine.checkpoint_engine import CheckpointEngine
 from milepost.errors import ConflictError, MilepostError, MismatchError, NotFoundError, SaveFailed, StoreError, UsageError
 from milepost.lifecycle.triggers import every
@@ -300,8 +301,8 @@ def test_a_setting_that_means_nothing_is_refused_when_the_engine_is_made(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("step", ["7", 1.5, None, np.float64(3)])
-def test_a_step_that_is_no_whole_number_is_refused_and_nothing_is_written(tmp_path: Path, step: Any) -> None:
+@pytest.mark.parametrize("step", ["7", 1.5, None, np.float64(3), 10**30, -(10**30), pytest.param(10**5000, id="10**5000")])
+def test_a_step_that_is_no_whole_number_or_no_possible_one_is_refused_and_nothing_is_written(tmp_path: Path, step: Any) -> None:
     saved_run(tmp_path)
     with Training(tmp_path, when=every(steps=1)) as training:
         training.engine.resume()
@@ -319,6 +320,19 @@ def test_a_step_that_is_no_whole_number_is_refused_and_nothing_is_written(tmp_pa
             assert caught.value.kind == "bad-count"
         assert snapshot(local(tmp_path)) == before
         assert training.save(3).metrics == {}
+
+
+@pytest.mark.parametrize("far", [1 << 63, -(1 << 63)])
+def test_the_furthest_step_there_can_be_can_be_read_again_and_none_beyond_is_saved(tmp_path: Path, far: int) -> None:
+    milepost.save(tmp_path, {"w": [1.0]}, step=far)
+    for step in (far * 2, far + (1 if far > 0 else -1), "7"):
+        with pytest.raises(UsageError) as caught:
+            milepost.save(tmp_path, {"w": [2.0]}, step=step)  # type: ignore[arg-type]
+        assert caught.value.kind == "bad-count"
+    assert milepost.load(tmp_path) == {"w": [1.0]}
+    with pytest.raises(UsageError):
+        milepost.save(tmp_path / "new", {"w": [2.0]}, step=far * 2)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("step", [np.int64(9), np.uint8(9), True + 8])

@@ -19,6 +19,7 @@ from milepost.engine.reader import RESTAGED_BYTES, UNKNOWN, build, restage
 from milepost.engine.redact import redact_the_log
 from milepost.engine.relief import clear_up, with_ballast, write_with_relief
 from milepost.engine.session import Order, Session
+from milepost.engine.settings import whole
 from milepost.engine.writer import republish
 from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
 from milepost.lifecycle.recover import Skipped, choose
@@ -60,6 +61,7 @@ def save(
     """
     by_component = isinstance(tree, Mapping) and bool(tree) and all(is_name(key) for key in tree)
     state: Mapping[str, object] = tree if by_component else {"extra": tree}  # type: ignore[assignment]
+    step = whole("step", step)
     staged = capture(state, Arena(), allow_pickle=allow_pickle)  # first: what cannot be saved leaves no trace
     with _claimed(url, keep or Keep(), key_file=key_file) as opened:
         opened.session.build_on(_sound_base(opened))
@@ -75,19 +77,29 @@ def take_in(
     fingerprint: Mapping[str, str],
     add: bool = False,
     key_file: KeyFile = None,
+    check_source: Callable[[], None] = lambda: None,
 ) -> Summary:
     """Publish a state that was made elsewhere as a new generation, and return that. Nothing that is there is retired.
+
+    ``check_source`` is called when all of the state was written, and raises if it is not to be published after all.
 
     ``fingerprint`` says what is known of where it was made. Raises `UsageError` (kind ``not-empty``) if there are generations
     and none is to be added.
     """
+    for name, count in {"step": order.step, **order.counters}.items():
+        whole(name, count)
+
+    def keep(live: Mapping[int, Summary], pinned: frozenset[int]) -> frozenset[int]:
+        check_source()  # what is kept is asked for last, before a manifest is written
+        return _everything(live, pinned)
+
     staged = capture(state, Arena(), staging_bytes=RESTAGED_BYTES)
     with _claimed(url, Keep(), key_file=key_file) as opened:
         if not add:
             _refuse_what_is_there(opened.claimed.view, opened.session.store)
         opened.session.build_on(_sound_base(opened))
         opened.session.fingerprint = {**fingerprint, **UNKNOWN}
-        return _write(opened.session, staged, order, _everything)
+        return _write(opened.session, staged, order, keep)
 
 
 def _write(session: Session, staged: Staged, order: Order, keep: KeepRule | None = None) -> Manifest:

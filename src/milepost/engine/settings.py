@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from milepost.errors import UsageError
 from milepost.lifecycle.retain import Keep
+from milepost.publish.sane import FAR
 
 WriterKind: TypeAlias = Literal["thread", "process", "inline"]
 
@@ -45,9 +46,13 @@ def _is_size(size: object, *, or_none: bool) -> bool:
 
 
 def whole(name: str, value: int) -> int:
-    """Return a count as a plain integer; it may come as NumPy's or torch's."""
+    """Return a count as a plain integer; it may come as NumPy's or torch's.
+
+    Raises `UsageError` (kind ``bad-count``) for what is none, and for one that no reader would believe: a generation with it
+    could never be loaded.
+    """
     try:
-        return operator.index(value)
+        count = operator.index(value)
     except TypeError:
         raise UsageError(
             "a step or another count is a whole number",
@@ -55,3 +60,11 @@ def whole(name: str, value: int) -> int:
             hint="pass the framework's own counter, say engine.save(model.num_timesteps)",
             **{name: repr(value)},
         ) from None
+    if not -FAR <= count <= FAR:
+        raise UsageError(
+            "a step or another count is further from 0 than any can be",
+            kind="bad-count",
+            hint="look at what counts it: in 64 bits there is no such number",
+            **{name: f"a number of {count.bit_length():,} bits"},
+        )
+    return count

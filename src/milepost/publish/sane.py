@@ -31,7 +31,8 @@ from milepost.records import (
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 """A run that is set aside lies in a directory of this name."""
-_FAR = 1 << 63
+FAR = 1 << 63
+"""No step and no count is further from 0."""
 _MOST_AXES = 64
 
 
@@ -52,7 +53,7 @@ def _absurdities(record: object, name: str) -> Iterator[str]:
             yield from _within(1, HIGHEST, record.format_version)
         case Fence():
             yield from _within(1, HIGHEST, record.term)
-            yield from _within(-_FAR, _FAR, record.pid)
+            yield from _within(-FAR, FAR, record.pid)
             yield from _named(layout.fence(record.term), name)
         case Settlement():
             yield from _of_settlement(record)
@@ -66,12 +67,12 @@ def _absurdities(record: object, name: str) -> Iterator[str]:
             yield from _named(layout.mark(record.number), name)
         case Latest():
             yield from _within(1, HIGHEST, record.generation)
-            yield from _within(-_FAR, _FAR, record.step)
+            yield from _within(-FAR, FAR, record.step)
         case Progress():
             yield from _within(1, HIGHEST, record.generation, record.term)
-            yield from _within(-_FAR, _FAR, record.step, record.attempt)
+            yield from _within(-FAR, FAR, record.step, record.attempt)
         case Scrubbed():
-            yield from _within(-_FAR, _FAR, *record.checked_ns.values())
+            yield from _within(-FAR, FAR, *record.checked_ns.values())
 
 
 def _within(least: int, most: int, *numbers: int | None) -> Iterator[str]:
@@ -116,7 +117,7 @@ def _of_summary(record: Summary) -> Iterator[str]:
     yield from _within(1, HIGHEST, record.format_version, record.number, record.term)
     yield from _within(0, HIGHEST, *generations)
     yield from _within(1, HIGHEST, *_extremes(record.keep), *_extremes(record.line))
-    yield from _within(-_FAR, _FAR, *counted, *(metric.step for metric in record.metrics.values()))
+    yield from _within(-FAR, FAR, *counted, *(metric.step for metric in record.metrics.values()))
     yield from _of_blobs(record.blobs)
     yield from _not_a_time(record.elapsed_s)
     for metric in record.metrics.values():
@@ -129,7 +130,7 @@ def _extremes(numbers: Sequence[int]) -> Iterable[int]:
 
 def _of_blobs(blobs: Sequence[BlobRecord]) -> Iterator[str]:
     for blob in blobs:
-        if not layout.is_blob(blob.name) or not 0 <= blob.size_bytes < _FAR:
+        if not layout.is_blob(blob.name) or not 0 <= blob.size_bytes < FAR:
             yield f"a blob called {blob.name[:200]!a} of {blob.size_bytes} bytes"
         yield from _of_frames(blob)
     if len({blob.name for blob in blobs}) != len(blobs):
@@ -171,7 +172,7 @@ def _of_components(record: Manifest) -> Iterator[str]:
     for leaf in leaves:
         if not 0 <= leaf.blob < len(sizes) or not 0 <= leaf.start <= leaf.stop <= sizes[leaf.blob]:
             yield f"leaf {leaf.path[:200]!a} lies outside its blob"
-        elif len(leaf.shape) > _MOST_AXES or not all(0 <= size < _FAR for size in leaf.shape):
+        elif len(leaf.shape) > _MOST_AXES or not all(0 <= size < FAR for size in leaf.shape):
             yield f"leaf {leaf.path[:200]!a} has an impossible shape"
     yield from _overlaps(leaves)
 
