@@ -118,6 +118,14 @@ def test_what_is_set_aside_is_set_aside_before_a_hint_of_ours_is_there(world: Wo
     assert asides(world.plain()) == {"LATEST.before-t1": THEIRS}
 
 
+def test_a_large_file_that_begins_with_zeros_is_somebody_elses(world: World) -> None:
+    theirs = b"\0" * 5000 + b"theirs"
+    for name in (layout.LATEST, layout.PROGRESS):
+        world.plain().replace(name, theirs)
+    world.open().save(1)
+    assert asides(world.plain()) == {"LATEST.before-t1": theirs, "progress.json.before-t1": theirs}
+
+
 @pytest.mark.parametrize("left", [b"", b"\0" * 200, b"\n"])
 def test_what_a_power_cut_leaves_of_a_hint_is_not_taken_for_somebody_elses(world: World, left: bytes) -> None:
     world.open().save(1)

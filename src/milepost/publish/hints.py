@@ -10,6 +10,8 @@ from milepost.publish.manifest import load_record
 from milepost.records import Latest, Progress
 from milepost.store.base import Store
 
+ENOUGH_BYTES = 4096
+"""A hint of milepost's is far smaller; of something larger no more needs to be seen."""
 _BEGINS = re.compile(rb'\{"run_id":"[0-9a-f]{32}","(generation|term)":')
 
 
@@ -33,11 +35,11 @@ def is_foreign(data: bytes) -> bool:
     """Return whether a file under a hint's name is somebody else's, by its first bytes.
 
     Milepost's own shows it in more than one place, so that it is known though a bit of it has changed, or its end is gone. A
-    power cut leaves an empty one, or zeros.
+    power cut leaves an empty one, or zeros: no more of them than it had bytes.
     """
     ours = (b'"manifest_digest":"', b'"written_at":"', b',"digest":"sha256:')
     is_ours = any(mark in data for mark in ours) or _BEGINS.match(data) is not None
-    return bool(data.strip(b"\0 \t\r\n")) and not is_ours
+    return (bool(data.strip(b"\0 \t\r\n")) or len(data) >= ENOUGH_BYTES) and not is_ours
 
 
 def newest_named(store: Store, run_id: str) -> int:

@@ -14,15 +14,13 @@ from milepost.encode.digest import sha256
 from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from milepost.publish import layout
 from milepost.publish.generation import Chain
-from milepost.publish.hints import is_foreign
+from milepost.publish.hints import ENOUGH_BYTES, is_foreign
 from milepost.publish.manifest import encode
 from milepost.records import Latest, Progress, Summary
 from milepost.store.base import Store
 
 log = logging.getLogger("milepost")
 
-_ENOUGH_BYTES = 4096
-"""A hint of milepost's is far smaller; of something larger no more needs to be seen."""
 _MOST_ASIDE = 1000
 
 
@@ -50,7 +48,7 @@ def set_aside_foreign(store: Store, name: str, label: str) -> str | None:
     Interrupted, it is done or not done; done again, it finds nothing more to do.
     """
     try:
-        if not is_foreign(store.read(name, 0, _ENOUGH_BYTES)):
+        if not is_foreign(store.read(name, 0, ENOUGH_BYTES)):
             return None
     except CorruptError:
         return None  # sealed as milepost seals, and not with this key
