@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from milepost.errors import UsageError
+
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -34,6 +36,20 @@ class Contents:
     """``<stem>.safetensors``, or ``<stem>-00001-of-00002.safetensors`` with an index."""
     split: bool = True
     """Whether the format knows files past a size limit. An adapter is one file."""
+
+
+def check_tensors(tensors: Tensors) -> None:
+    """Raise `UsageError` (kind ``bad-model``) for what is no tensor, or has no bytes that lie in order somewhere."""
+    for name, tensor in tensors.items():
+        is_tensor = isinstance(tensor, torch.Tensor)
+        if not is_tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+            raise UsageError(
+                "what is to be exported is no dense tensor with memory behind it",
+                kind="bad-model",
+                hint="load the model's weights first, and export dense tensors",
+                name=ascii(name),
+                found=f"{tensor.layout} on {tensor.device}" if is_tensor else type(tensor).__name__,
+            )
 
 
 def stored_bytes(tensor: torch.Tensor, dtype: torch.dtype | None) -> int:

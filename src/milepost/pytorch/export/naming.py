@@ -7,20 +7,16 @@ import re
 from dataclasses import dataclass
 
 from milepost.errors import UsageError
+from milepost.publish import layout
 from milepost.pytorch.steps import StepInfo
 
 _FINISHED = re.compile(r"epoch(\d+)epochstep(\d+)globalstep(\d+)\Z")
 _UNFINISHED = re.compile(r"\.(epoch\d+epochstep\d+globalstep\d+)-[0-9a-f]{16}\.(new|old|gone)\Z")
 _RESERVED = frozenset(
     {
-        "blobs",
-        "events",
-        "generations",
-        "pins",
-        "quarantine",
+        *(name.rstrip("/") for name in (*layout.DIRECTORIES, layout.ASIDE)),
+        *(layout.RUN, layout.PROGRESS, layout.LATEST, layout.BALLAST, layout.LOCK, layout.LEASE, layout.SCRUB),
         "service",
-        "terms",
-        "LATEST",
         "checkpoint_generations",
         "recover_info",
     }

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from milepost.clock import Clock, SystemClock
 from milepost.errors import StoreError, UsageError
 from milepost.lifecycle.amounts import bytes_of
-from milepost.pytorch.export.contents import Contents, Tensors
+from milepost.pytorch.export.contents import Contents, Tensors, check_tensors
 from milepost.pytorch.export.forming import Forms, forms_of
 from milepost.pytorch.export.gathering import Memory, is_sharded, memory_for, stage
 from milepost.pytorch.export.huggingface import contents_of
@@ -24,6 +24,7 @@ from milepost.pytorch.export.job import Job
 from milepost.pytorch.export.naming import check_engine, name_of, trial_directory
 from milepost.pytorch.export.planning import Plan, fingerprint, plan
 from milepost.pytorch.export.retaining import checked_keep, to_remove
+from milepost.pytorch.export.sharding import check_specs
 from milepost.pytorch.export.shelf import Shelf
 from milepost.pytorch.export.uploading import Upload, Uploads
 from milepost.pytorch.export.writing import Draft, check_files, write_export
@@ -222,7 +223,9 @@ class Saver:
         self._settle()
         contents = contents_of(model, tokenizer, dtype=self._dtype)
         check_files(contents)
+        check_tensors(contents.tensors)
         forms = forms_of(contents, self._dtype)
+        check_specs(forms.specs)
         if not self._ranks.is_first:
             return contents, forms, ""
         shelf.sweep()

@@ -28,6 +28,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+_OF_THE_FILE = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,24 @@ def shares(sizes: Mapping[str, int], writers: Sequence[int]) -> dict[str, int]:
     return owner
 
 
+def check_specs(specs: Mapping[str, Spec]) -> None:
+    """Raise `UsageError` for tensors that safetensors cannot hold: by their names (``bad-name``), or dtypes (``bad-dtype``)."""
+    for name, spec in specs.items():
+        stored_as(name, spec.dtype)
+        # The first is where a file says things of itself: no reader could open it. The others are no text.
+        if name == _OF_THE_FILE or (not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name)):
+            raise UsageError(
+                "safetensors cannot hold a tensor of this name",
+                kind="bad-name",
+                hint="give it another one: Contents.finish may do so",
+                tensor=ascii(name),
+            )
+
+
 def layout(specs: Mapping[str, Spec]) -> tuple[bytes, tuple[str, ...]]:
     """Return a file's header, and the names in the order in which their bytes follow it: the widest first, so all are aligned."""
     order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {_OF_THE_FILE: {"format": "pt"}}
     start = 0
     for name in order:
         spec = specs[name]
