@@ -14,6 +14,7 @@ from milepost.cli import document
 from milepost.cli.text import plain
 from milepost.errors import MissingExtraError, NotFoundError, UsageError
 from milepost.publish import layout
+from milepost.publish.sane import FAR
 from milepost.text import name_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _GOES_ON = {
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--into", "root", required=True, type=click.Path(file_okay=False), help="The run root it becomes a generation of.")
 @click.option("--as", "kind", type=click.Choice([*KINDS]), help="What it is, where that is not seen.")
-@click.option("--step", type=click.IntRange(min=0), help="The step it is of, where it does not say.")
+@click.option("--step", type=click.IntRange(0, FAR), help="The step it is of, where it does not say.")
 @click.option("--component", "components", multiple=True, metavar="KEY=NAME", help="Which of its keys is which component.")
 @click.option("--trust-pickle", is_flag=True, help="Run what pickles in it say: only if you trust whoever wrote it.")
 @click.option("--add", is_flag=True, help="The run has generations already: add one more.")

@@ -19,6 +19,7 @@ from typing import Any
 from milepost.clock import SystemClock
 from milepost.errors import NotFoundError, UsageError
 from milepost.publish import layout
+from milepost.publish.sane import FAR
 from milepost.publish.signed import open_root
 from milepost.publish.view import read
 from milepost.pytorch.dcp.own import KEY as OWN
@@ -28,9 +29,12 @@ from milepost.pytorch.importing.base import (
     Imported,
     KeyFile,
     Options,
+    check_no_link,
     check_target,
     damaged,
     is_plain_file,
+    looking_at,
+    not_of_this_kind,
     open_within,
     read_whole,
     size_of,
@@ -102,10 +106,11 @@ class Areal:
                 hint="leave out --step and --component",
             )
         check_target(root, options)
-        found = resolve(path)
-        step = _step_info(found)
-        sources = {engine: read_source(found.root / directory) for engine, directory in found.payloads.items()}
-        content, remarks = _content(found, sources, step, options)
+        with looking_at(path):
+            found = resolve(path)
+            step = _step_info(found)
+            sources = {engine: read_source(found.root / directory) for engine, directory in found.payloads.items()}
+            content, remarks = _content(found, sources, step, options)
         components = components_of(found.payloads)
         names = tuple(dict.fromkeys(_component(fqn, components) for fqn in content.paths))
         if options.dry_run:
@@ -150,12 +155,22 @@ def resolve(path: Path) -> Checkpoint:
     """Return the checkpoint that AReaL would resume from: the one its pointer names, else the older layout's.
 
     Raises `CorruptError` (kind ``damaged-source``) for a pointer that is torn, or names what is not there; `NotFoundError`
-    (kind ``nothing-published``) where no pointer was ever written.
+    (kind ``nothing-published``) where no pointer was ever written; `UsageError` (kind ``unknown-source``) for what is no trial.
     """
+    found = _resolved(path)
+    for directory in found.payloads.values():
+        check_no_link(path, directory)
+    return found
+
+
+def _resolved(path: Path) -> Checkpoint:
     if _is_generation(path):
         engines = _engines(sorted(os.listdir(path / PAYLOADS)), path)
         payloads = {engine: f"{PAYLOADS}/{engine}" for engine in engines}
         return Checkpoint(path, MANIFEST, payloads, None, (_NAMED,))
+    if not Areal().recognise(path):
+        hint = f"name the trial's own directory, in which {GENERATIONS} or {OLD_MANIFEST} lies, or one generation in it"
+        raise not_of_this_kind(path, "the directory of a trial of AReaL's", hint)
     pointer = _pointer_name(path)
     if pointer is not None:
         return _pointed_at(path, pointer)
@@ -307,7 +322,7 @@ def _step_info(found: Checkpoint) -> StepInfo:
     said = _json(found.root, f"{found.manifest}/{STEP_INFO}")
     try:
         numbers = {name: said[name] for name in _STEP_FIELDS}
-        if not all(type(number) is int for number in numbers.values()):
+        if not all(type(number) is int and number <= FAR for number in numbers.values()):
             raise TypeError(STEP_INFO)
         step = StepInfo(**numbers)
     except (KeyError, TypeError, ValueError) as error:

@@ -6,9 +6,11 @@ is opened that is no plain file.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -110,17 +112,29 @@ def open_within(directory: Path, relative: str) -> BinaryIO:
     parts = relative.split("/")
     if os.path.isabs(relative) or "\0" in relative or any(part in ("", ".", "..") for part in parts):
         raise damaged("it names a file outside of its directory", directory, file=relative)
-    place = directory
-    for part in parts[:-1]:
-        place = place / part
-        if place.is_symlink():
-            raise damaged("one of its directories is a link", directory, file=relative)
-    return _opened(place / parts[-1], within=directory)
+    if len(parts) > 1:
+        check_no_link(directory, "/".join(parts[:-1]))
+    return _opened(directory / relative, within=directory)
 
 
 def size_of(file: BinaryIO) -> int:
     """Return the size of an open file, bytes."""
     return os.fstat(file.fileno()).st_size
+
+
+Stamp = tuple[int, int]
+
+
+def stamp_of(file: BinaryIO) -> Stamp:
+    """Return by what it is seen that somebody has written to an open file: its size, bytes, and when that was, ns."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def check_stamp(file: BinaryIO, before: Stamp, path: Path) -> None:
+    """Raise `CorruptError` (kind ``damaged-source``) if somebody has written to an open file since ``before``."""
+    if stamp_of(file) != before:
+        raise damaged("it was changed while it was read", path, hint="import it again when nothing writes to it any more")
 
 
 def read_whole(file: BinaryIO, path: Path, most_bytes: int) -> bytes:
@@ -161,14 +175,44 @@ def _opened(path: Path, within: Path | None = None) -> BinaryIO:
             path=str(path),
         ) from error
     except OSError as error:
-        raise StoreError(
-            f"a file that is to be imported cannot be read: {error.strerror}",
-            kind="permission" if isinstance(error, PermissionError) else "io",
-            retryable=False,
-            hint="let this user read it; nothing was written",
-            path=str(path),
-        ) from error
+        raise _unreadable(error, path) from error
     return os.fdopen(descriptor, "rb")
+
+
+@contextmanager
+def looking_at(path: Path) -> Iterator[None]:
+    """Say of what the file system raises in this block that the source cannot be read: `StoreError`, `CorruptError`."""
+    try:
+        yield
+    except OSError as error:
+        at = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
+            raise damaged("something that belongs to it is no directory, or not there", at) from error
+        raise _unreadable(error, at) from error
+
+
+def check_no_link(directory: Path, relative: str) -> None:
+    """Raise `CorruptError` (kind ``damaged-source``) if one of the directories on the way within ``directory`` is a link."""
+    place = directory
+    for part in relative.split("/"):
+        place = place / part
+        if place.is_symlink():
+            raise damaged("one of its directories is a link", directory, file=relative)
+
+
+def not_of_this_kind(path: Path, what: str, hint: str) -> UsageError:
+    """Return the error for what is said to be of a kind, and is not."""
+    return UsageError(f"this is not {what}", kind="unknown-source", hint=hint, path=str(path))
+
+
+def _unreadable(error: OSError, path: Path) -> StoreError:
+    return StoreError(
+        f"what is to be imported cannot be read: {error.strerror}",
+        kind="permission" if isinstance(error, PermissionError) else "io",
+        retryable=False,
+        hint="let this user read it; nothing was written",
+        path=str(path),
+    )
 
 
 def is_plain_file(path: Path) -> bool:

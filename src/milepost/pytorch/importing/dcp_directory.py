@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milepost.errors import UsageError
 from milepost.pytorch.dcp.naming import checked, component_of
-from milepost.pytorch.importing.base import Imported, Options, check_target
+from milepost.pytorch.importing.base import Imported, Options, check_target, looking_at
 from milepost.pytorch.importing.dcp_source import is_dcp, read_chunk, read_source, read_value
 from milepost.pytorch.importing.dcp_spans import DcpSource
 from milepost.pytorch.importing.publishing import Content, Piece, publish
@@ -31,7 +31,8 @@ class DcpDirectory:
     def bring(self, path: Path, root: str, options: Options) -> Imported:
         """Import it. The step is ``options.step``, or the number that the directory's name ends in, or 0."""
         check_target(root, options)
-        source = read_source(path)
+        with looking_at(path):
+            source = read_source(path)
         content = Content(ranks=source.ranks)
         add(content, source, lambda fqn: (fqn, source.paths.get(fqn, (fqn,))), trust=options.trust_pickle)
         check_keys(options.components, content.paths)
@@ -63,6 +64,7 @@ def add(content: Content, source: DcpSource, placed: Callable[[str], tuple[str, 
 
     Tensors are read when they are written, values now.
     """
+    content.sources.append(source.check_unchanged)
     for fqn, tensor in source.tensors.items():
         name, path = placed(fqn)
         pieces = {chunk.offsets: Piece(chunk.sizes, partial(read_chunk, source, fqn, chunk)) for chunk in tensor.chunks}

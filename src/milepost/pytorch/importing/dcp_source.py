@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import torch
 
 from milepost.errors import MilepostError, UsageError
-from milepost.pytorch.importing.base import damaged, is_plain_file, open_within, read_whole, size_of
+from milepost.pytorch.importing.base import damaged, is_plain_file, open_within, read_whole, size_of, stamp_of
 from milepost.pytorch.importing.dcp_spans import Chunk, DcpSource, SavedTensor, Span, check
 from milepost.pytorch.importing.restricted import Record, check_archive, read_pickle, read_torch
 from milepost.pytorch.leaves import TensorKind
@@ -168,10 +168,13 @@ class _Part(io.RawIOBase):
 
 def _of_metadata(path: Path) -> DcpSource:
     with open_within(path, METADATA) as file:
+        stamp = stamp_of(file)
         data = read_whole(file, path / METADATA, MOST_METADATA_BYTES)
     said = read_pickle(data, path / METADATA, trust=False, what="what DCP says of itself (.metadata)", records=_RECORDS)
     try:
-        return _checked_metadata(path, said)
+        source = _checked_metadata(path, said)
+        source.stamps[METADATA] = stamp
+        return source
     except MilepostError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

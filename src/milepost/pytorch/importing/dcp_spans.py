@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from milepost.errors import CorruptError, MilepostError
-from milepost.pytorch.importing.base import damaged, open_within, size_of
+from milepost.pytorch.importing.base import Stamp, check_stamp, damaged, open_within, stamp_of
 from milepost.pytorch.shards import is_within
 
 
@@ -57,6 +57,14 @@ class DcpSource:
     """How many ranks have written it, as far as the names of files say."""
     unchecked: set[str] = field(default_factory=set)
     """What was read, and has no checksum."""
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+    """By file, what it was when its ranges were checked."""
+
+    def check_unchanged(self) -> None:
+        """Raise `CorruptError` (kind ``damaged-source``) if a file is not what it was: then half may be of another save."""
+        for file, stamp in self.stamps.items():
+            with open_within(self.directory, file) as opened:
+                check_stamp(opened, stamp, self.directory / file)
 
 
 def check(source: DcpSource) -> None:
@@ -73,7 +81,8 @@ def _check_spans(source: DcpSource) -> None:
     sizes: dict[str, int] = {}
     for span in spans:
         if span.file not in sizes:
-            sizes[span.file] = _size_within(source.directory, span.file)
+            source.stamps[span.file] = _stamp_within(source.directory, span.file)
+            sizes[span.file] = source.stamps[span.file][0]
         if span.start + span.length > sizes[span.file]:
             raise damaged(
                 "a file is shorter than what is said to be in it",
@@ -88,10 +97,10 @@ def _check_spans(source: DcpSource) -> None:
             raise damaged("more is said to be in a file than it has bytes", source.directory, file=file, size_bytes=sizes[file])
 
 
-def _size_within(directory: Path, file: str) -> int:
+def _stamp_within(directory: Path, file: str) -> Stamp:
     try:
         with open_within(directory, file) as opened:
-            return size_of(opened)
+            return stamp_of(opened)
     except MilepostError as error:
         if error.kind != "source-missing":
             raise

@@ -52,6 +52,8 @@ class Content:
     tensors: dict[str, tuple[torch.dtype, Numbers, Mapping[Numbers, Piece]]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    sources: list[Callable[[], None]] = field(default_factory=list)
+    """What raises if that which is read has changed since it was looked at: asked when all of it was."""
     ranks: int = 1
     """How many ranks have saved it: where as many load, each gets what it had by itself."""
 
@@ -96,6 +98,8 @@ def publish(
         plan = writer.prepare_local_plan(SavePlan(planner.items))
         [plan] = writer.prepare_global_plan([plan])
         results = writer.write_data(plan, planner).wait()
+        for check_unchanged in content.sources:
+            check_unchanged()
         metadata = planner.metadata()
         writer.finish(metadata, [results])
     finally:

@@ -10,7 +10,17 @@ from typing import Any, BinaryIO
 from milepost.engine.oneshot import WHOLE, take_in
 from milepost.engine.session import Order
 from milepost.errors import UsageError
-from milepost.pytorch.importing.base import Imported, Options, check_target, damaged, is_plain_file, open_source, size_of
+from milepost.pytorch.importing.base import (
+    Imported,
+    Options,
+    check_stamp,
+    check_target,
+    damaged,
+    is_plain_file,
+    open_source,
+    size_of,
+    stamp_of,
+)
 from milepost.pytorch.importing.checksums import PICKLE, check_sums
 from milepost.pytorch.importing.restricted import check_archive, read_torch
 from milepost.pytorch.importing.usual_keys import EXTRA, saveable, sort_out
@@ -45,6 +55,7 @@ class TorchFiles:
         """Publish what the file holds, each of its keys as the component that it stands for."""
         check_target(root, options)
         with open_source(path) as file:
+            stamp = stamp_of(file)
             left_out, value = _read(file, path, options)
             found = sort_out(value, options.components)
             left_out += saveable(found, flatten)
@@ -55,7 +66,15 @@ class TorchFiles:
                 flatten(state, component)  # what cannot be saved is told before anything is made at the root
             number, run_id = 0, ""
             if not options.dry_run:
-                summary = take_in(root, found.state, order, fingerprint={}, add=options.add, key_file=options.key_file)
+                summary = take_in(
+                    root,
+                    found.state,
+                    order,
+                    fingerprint={},
+                    add=options.add,
+                    key_file=options.key_file,
+                    check_source=lambda: check_stamp(file, stamp, path),
+                )
                 number, run_id = summary.number, summary.run_id
         return Imported(self.name, root, run_id, number, step, tuple(found.state), tuple(left_out))
 
