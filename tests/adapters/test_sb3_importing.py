@@ -223,6 +223,13 @@ def test_a_class_of_ones_own_is_named(sac: Path, tmp_path: Path) -> None:
         bring(tmp_path / "ars.zip", tmp_path / "other")
 
 
+def test_a_part_that_no_model_has_is_refused_and_not_passed_over(sac: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"rows\.pkl") as caught:
+        bring(sac, tmp_path / "run", components={"rows.pkl": "reply"}, dry_run=True)
+    assert caught.value.kind == "unknown-component"
+    assert "FILE=replay" in caught.value.hint
+
+
 def test_files_of_other_names_belong_to_a_model_when_that_is_said(tmp_path: Path) -> None:
     model = MODELS["SAC"](0)
     model.learn(40, log_interval=None)

@@ -29,6 +29,7 @@ from milepost.errors import MilepostError, UsageError
 from milepost.pytorch.importing.base import Imported, Options, check_target, damaged
 from milepost.pytorch.importing.given import Given
 from milepost.records import Exactness
+from milepost.state.tree import flatten
 from milepost.text import plain
 
 _COUNTERS = (
@@ -56,6 +57,7 @@ class SavedModels:
     def bring(self, path: Path, root: str, options: Options) -> Imported:
         """Publish the model, its replay buffer and its normalizer as one generation that `Checkpointing` resumes."""
         check_target(root, options)
+        _check_chosen(options.components)
         model = read_model(path)
         brought = _Brought(path, options, model)
         algorithm = _class_of(model, options.components, path)
@@ -66,6 +68,8 @@ class SavedModels:
         brought.normalizer()
         brought.absent()
         order = Order(steps, "imported", brought.elapsed_s(), brought.summary(steps), exactness=brought.exactness)
+        for component, state in brought.state.items():
+            flatten(state, component)  # what cannot be saved is told by a dry run, too
         number, run_id = 0, ""
         if not options.dry_run:
             known = {f"version/{name}": version for name, version in model.versions.items()}
@@ -217,6 +221,18 @@ class _Brought:
             self.exactness[name] = ("approximate", text)
             self.left_out.append(f"{name}: {text}")
         return found
+
+
+def _check_chosen(components: Mapping[str, str]) -> None:
+    for key, component in components.items():
+        if component not in (REPLAY, NORMALIZER, ALGORITHM):
+            raise UsageError(
+                "a saved model has no such part to be named",
+                kind="unknown-component",
+                hint=f"FILE={REPLAY}, FILE={NORMALIZER}, or package.module.Class={ALGORITHM}",
+                name=component,
+                key=key,
+            )
 
 
 def _is_learned(value: object) -> bool:
