@@ -25,6 +25,7 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._beside: tuple[dist.ProcessGroup | None, Ranks] | None = None
+        self._is_lost = False
 
     @property
     def count(self) -> int:
@@ -46,7 +47,7 @@ class Ranks:
         if self.count == 1:
             return value
         told = [value]
-        with _losses(), late_interrupt():
+        with self._losses(), late_interrupt():
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
 
@@ -55,7 +56,7 @@ class Ranks:
         if self.count == 1:
             return [*values]
         told = torch.tensor(values, dtype=torch.int64)
-        with _losses(), late_interrupt():
+        with self._losses(), late_interrupt():
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
         return [int(each) for each in told.tolist()]
 
@@ -63,7 +64,7 @@ class Ranks:
         """Return what each rank has given, by rank."""
         told = [value] * self.count
         if self.count > 1:
-            with _losses(), late_interrupt():
+            with self._losses(), late_interrupt():
                 dist.all_gather_object(told, value, group=self._group)
         return told
 
@@ -102,14 +103,17 @@ class Ranks:
         """Return the same ranks for one thread beside this: with a process group of their own, whose talk nobody else's meets.
 
         Made by the first call, on all ranks at once, for the process group that there is by then. In it nobody waits longer for
-        a rank than ``timeout_s``; one that was killed is noticed at once.
+        a rank than ``timeout_s``; one that was killed is noticed at once. A group in which one did is of no more use to anybody:
+        the next call makes another, when no thread of any rank talks in it any more.
         """
         if self.count == 1:
             return self
+        if self._beside is not None and any(self.told_by_all(self._beside[1]._is_lost)):
+            self._beside = None
         world = self._group or dist.group.WORLD
         if self._beside is None or self._beside[0] is not world:
             members = dist.get_process_group_ranks(world)
-            with _losses():
+            with self._losses():
                 group = dist.new_group(
                     members,
                     timedelta(seconds=timeout_s),
@@ -119,6 +123,15 @@ class Ranks:
                 )
             self._beside = (world, Ranks(group))
         return self._beside[1]
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """Say of what a process group raises that the ranks have lost each other."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            self._is_lost = True
+            raise as_error(error) from error
 
 
 @contextmanager
@@ -139,15 +152,6 @@ def late_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if struck:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def _losses() -> Iterator[None]:
-    """Say of what a process group raises that the ranks have lost each other."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        raise as_error(error) from error
 
 
 def _portable(failure: BaseException) -> MilepostError:

@@ -24,7 +24,7 @@ from milepost.pytorch.export import gathering, writing
 from milepost.pytorch.export.contents import Tensors
 from milepost.pytorch.export.naming import leftover_of
 from milepost.store.posix import Posix
-from tests.pytorch.dcp.ranks import WAIT_S, Outcome, attempt, die, run
+from tests.pytorch.dcp.ranks import GROUP_S, WAIT_S, Outcome, attempt, die, run
 from tests.pytorch.export.made import read, step
 
 WHOLE = {
@@ -303,10 +303,18 @@ def stands_still(rank: int, place: str) -> int:
     with pytest.raises(SaveFailed, match="lost each other"):
         saver.wait()
     dist.barrier()
-    return len(saver.exports())
+    count = len(saver.exports())
+    saver._timeout_s = GROUP_S
+    dist.barrier()  # each has looked
+    for number in (1, 2):
+        path = saver.save(contents(2), step(number))
+        saver.wait()
+    saver.close()
+    assert is_whole(path)
+    return count
 
 
-def test_nobody_waits_longer_beside_training_than_was_said_and_there_is_no_export(tmp_path: Path) -> None:
+def test_nobody_waits_longer_beside_training_than_was_said_and_only_that_export_is_lost(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "told")
     assert run(2, stands_still, tmp_path, str(tmp_path)) == [0, 0]
 
