@@ -106,7 +106,7 @@ class Loading:
                 generation=found.chosen.manifest.number,
             )
         every = [one for name, engine in self.engines.items() for one in self._engine_differences(found, name, engine)]
-        return every + self.beside.differences(found.progress) + self.beside.place_differences(self._place(found)[0])
+        return every + self.beside.differences(found.progress, found.own) + self.beside.place_differences(self._place(found)[0])
 
     def _place(self, found: Found) -> tuple[Any, list[str]]:
         return self.beside.place(found.own, found.chosen.index.ranks, self.choosing.ranks)
@@ -192,7 +192,7 @@ class Loading:
             self.ticks.load_state_dict(found.progress["handler"])
         place, why = self._place(found)
         self.beside.put_data(place)
-        self.inexact += why
+        self.inexact += why + self.beside.put_extra(found.own)
 
     def _hand_over(self, found: Found, step: StepInfo, rejected: list[Skipped]) -> RecoverInfo:
         """Give restored weights to who samples with them; generators come last, since all before may have drawn."""
