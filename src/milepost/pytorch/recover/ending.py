@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -44,8 +44,6 @@ class Ending:
         limit = grace_here(grace)
         self.beat = Beat()
         self.meter = Meter(clock, None, limit)
-        self.size_bytes = 0
-        """What a save would write on this rank, for the time before any was measured."""
         self._requests = Requests(clock, settings_of(stop, limit))
         self._clock, self._url = clock, url
         self._ranks: Ranks | None = None
@@ -121,17 +119,20 @@ class Ending:
         self.beat.loading, self.beat.resumed = 0, generation
         self.beat.at(step)
 
-    def at(self, step: int, *, is_due: bool = False, has_failed: bool = False) -> tuple[bool, bool, Verdict]:
+    def at(
+        self, step: int, *, is_due: bool = False, has_failed: bool = False, size_bytes: Callable[[], int] = lambda: 0
+    ) -> tuple[bool, bool, Verdict]:
         """Return whether a save is due, whether some rank has failed, and what the ranks do about the end, the same on each.
 
-        ``is_due`` counts on rank 0 only, whose clock decides; ``has_failed`` on any. Raises `UsageError` (kind ``ranks-apart``)
+        ``is_due`` counts on rank 0 only, whose clock decides; ``has_failed`` on any. ``size_bytes`` is asked what this rank would
+        write, while there is an end to reckon with and no save was measured. Raises `UsageError` (kind ``ranks-apart``)
         on all ranks where they are not at the same step, and `ServiceError` (kind ``rank-lost``).
         """
         is_busy = self._flight is not None and self._flight.ended_ns is None
         self.beat.at(step, "saving" if is_busy else "training")
         self.meter.point(step, self._clock.monotonic_ns(), busy=is_busy)
         self._requests.poll()
-        word = self._word()
+        word = self._word(size_bytes)
         ranks = self._together
         told = [is_due and ranks.is_first, has_failed, is_urgent(word), step, -step]
         due, failed, urgent, last, first = ranks.highest([int(each) for each in told])
@@ -148,14 +149,15 @@ class Ending:
         self._saved.update(verdict.early)
         return bool(due), bool(failed), verdict
 
-    def _word(self) -> Word:
+    def _word(self, size_bytes: Callable[[], int]) -> Word:
         now_ns, costs = self._clock.monotonic_ns(), self.meter.costs
         requests = tuple(
             replace(each, deadline_ns=None if each.deadline_ns is None else each.deadline_ns - now_ns)
             for each in self._requests.all
         )
         saved = frozenset(self._saved)
-        return Word(requests, saved, costs.duration_s, costs.slowest_s, self.meter.gap_s, self.size_bytes)
+        size = size_bytes() if requests and not costs.duration_s else 0
+        return Word(requests, saved, costs.duration_s, costs.slowest_s, self.meter.gap_s, size)
 
     @contextmanager
     def saving(self, step: int, verdict: Verdict) -> Iterator[Flight]:
