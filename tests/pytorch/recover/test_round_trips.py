@@ -24,7 +24,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def handler(place: Path, **more: Any) -> RecoverHandler:
-    settings: dict[str, Any] = {"mode": "on", "freq_steps": 3, "retries": 0, **more}
+    settings: dict[str, Any] = {"mode": "on", "freq_steps": 3, "retries": 0, "timeout_s": 100, **more}
     return RecoverHandler(place, experiment="ppo", trial="t1", user="ann", **settings)
 
 

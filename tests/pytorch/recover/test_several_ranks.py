@@ -145,7 +145,7 @@ def sharded(trained: dict[str, TrainEngine], loader: Loader) -> str:
 
 def is_damaged(rank: int, place: Path) -> Any:
     trained, loader = made(rank)
-    with handler(place, keep=milepost.Keep(last=2), save_mode="sync") as each:
+    with handler(place, keep=milepost.Keep(last=2)) as each:
         for step in (0, 1):
             each.dump(trained, at(step), dataloader=loader, force=True)
             if step == 0:

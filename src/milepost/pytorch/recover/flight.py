@@ -19,6 +19,8 @@ class Flight:
         self.step = step
         self.saved: Saved | None = None
         self.failure: BaseException | None = None
+        self._early: BaseException | None = None
+        """What failed while training waited."""
         self._work: Callable[[Callable[[], None]], Saved] | None = work
         self._free, self._over = threading.Event(), threading.Event()
         """Training may change its tensors; nothing of it is under way any more. The thread is not asked: once a Ctrl-C has
@@ -33,6 +35,8 @@ class Flight:
             self.saved = work(self._free.set)
         except BaseException as error:  # noqa: BLE001 - nothing is lost: `failed` hands it to the next who asks
             self.failure = error
+            if not self._free.is_set():
+                self._early = error
             # For who never asks: a script that ends without close() would else end as if all were well.
             log.error("[recover] a save failed: step=%d %s: %s", self.step, type(error).__name__, error)
         finally:
@@ -45,9 +49,9 @@ class Flight:
         return self._over.is_set()
 
     def wait_for_tensors(self) -> BaseException | None:
-        """Wait until no live tensor is read any more, and return what failed by then."""
+        """Wait until no live tensor is read any more, and return what failed before that."""
         self._free.wait()
-        return self.failure
+        return self._early
 
     def join(self) -> None:
         """Wait until it is over."""
