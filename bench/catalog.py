@@ -24,9 +24,10 @@ BENCHMARKS: Mapping[str, str] = {
     "sb3-replay": "bench.sb3_replay:measure",
     "replay-rows": "bench.replay_rows:measure",
     "prioritized": "bench.prioritized:measure",
+    "delta": "bench.delta:measure",
 }
-"""In the order in which they run. Not here yet, since what they measure is not built: ``fetch`` and ``delta``. `bench.goals` has
-their goals already; a benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
+"""In the order in which they run. Not here yet, since what it measures is not built: ``fetch``. `bench.goals` has its goals already; a
+benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
 
 
 def load(where: str) -> Measure:

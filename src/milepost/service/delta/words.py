@@ -50,9 +50,10 @@ def steps(old: Words, new: Words) -> Words:
     its other planes are zero. XOR has all bits that a carry went through.
     """
     up = np.subtract(new, old)
-    sign = np.right_shift(up, up.dtype.type(8 * up.itemsize - 1))
-    np.left_shift(up, up.dtype.type(1), out=up)
-    np.bitwise_xor(up, np.negative(sign, out=sign), out=up)
+    signed = up.view(f"<i{up.itemsize}")
+    sign = np.right_shift(signed, signed.dtype.type(8 * up.itemsize - 1))  # all ones where it is negative
+    np.add(signed, signed, out=signed)
+    np.bitwise_xor(signed, sign, out=signed)
     return up
 
 
