@@ -26,8 +26,8 @@ BENCHMARKS: Mapping[str, str] = {
     "prioritized": "bench.prioritized:measure",
     "delta": "bench.delta:measure",
 }
-"""In the order in which they run. Not here yet, since what it measures is not built: ``fetch``. `bench.goals` has its goals already; a
-benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
+"""In the order in which they run. Not here yet, since what it measures is not built: ``fetch``. `bench.goals` has its goals
+already; a benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
 
 
 def load(where: str) -> Measure:

@@ -51,7 +51,7 @@ hows = st.builds(
     chunk_words=st.sampled_from([1, 3, 16, 300, 1 << 22]),
     strong=st.booleans(),
 )
-shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
 def special(width: int) -> list[int]:

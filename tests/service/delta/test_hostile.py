@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost.encode.digest import seal
-from milepost.errors import CorruptError, MilepostError, UsageError
+from milepost.errors import CorruptError, MilepostError, MismatchError, UsageError
 from milepost.service.delta import wire
 from milepost.service.delta.applying import apply
 from milepost.service.delta.encoding import encode
@@ -101,6 +101,16 @@ def test_a_manifest_that_lies_is_refused_before_memory_is_taken(lie: str) -> Non
         assert tracemalloc.get_traced_memory()[1] < 8 * len(data) + 300_000
     finally:
         tracemalloc.stop()
+
+
+def test_a_base_of_another_size_is_none_though_its_digest_is_the_one_that_is_named() -> None:
+    piece = Piece("sparse", (1, 1, 1), changed=1, gaps=1)
+    for elements in (1, 999, 1001):
+        digest = SOUND.manifest.tensors[0].base_digest
+        told = TensorDelta("w", "uint16", (elements,), 2 * elements, 2, digest, digest, pieces=(piece,))
+        lie = Delta(DeltaManifest(2000, (told,)), (b"\0", b"\2", b"\0"))
+        with pytest.raises(MismatchError):
+            apply(parse(b"".join(pack(lie)), limit_bytes=LIMIT), BASE)
 
 
 def test_a_version_that_is_larger_than_it_may_be_is_refused() -> None:
