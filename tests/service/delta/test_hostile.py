@@ -64,7 +64,7 @@ LIES: dict[str, Callable[[], Delta]] = {
     "chunks of all": lambda: replace(SOUND, manifest=replace(SOUND.manifest, chunk_words=1 << 40)),
     "a size beyond all memory": lambda: changed(size_bytes=1 << 59, shape=(1 << 58,)),
     "a size that is no size": lambda: changed(size_bytes=-2),
-    "a size of half a word": lambda: changed(size_bytes=1999),
+    "a size of half a word": lambda: changed(size_bytes=1999, shape=(1999,)),
     "a shape of other bytes": lambda: changed(shape=(999,)),
     "a shape below zero": lambda: changed(shape=(-1, -1000)),
     "a shape of nothing": lambda: changed(shape=(0, 1 << 50)),
