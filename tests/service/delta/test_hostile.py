@@ -58,49 +58,76 @@ def test_what_is_changed_here_is_sound_before() -> None:
     assert bytes_of(apply(parse(WIRE, limit_bytes=6000), BASE)) == bytes_of(VERSION)
 
 
-LIES: dict[str, Callable[[], Delta]] = {
-    "another format": lambda: replace(SOUND, manifest=replace(SOUND.manifest, format=2)),
-    "chunks of nothing": lambda: replace(SOUND, manifest=replace(SOUND.manifest, chunk_words=0)),
-    "chunks of all": lambda: replace(SOUND, manifest=replace(SOUND.manifest, chunk_words=1 << 40)),
-    "a size beyond all memory": lambda: changed(size_bytes=1 << 59, shape=(1 << 58,)),
-    "a size that is no size": lambda: changed(size_bytes=-2),
-    "a size of half a word": lambda: changed(size_bytes=1999, shape=(1999,)),
-    "a shape of other bytes": lambda: changed(shape=(999,)),
-    "a shape below zero": lambda: changed(shape=(-1, -1000)),
-    "a shape of nothing": lambda: changed(shape=(0, 1 << 50)),
-    "a shape of a million axes": lambda: changed(shape=(1 << 55,) * 1_000_000),
-    "words of three bytes": lambda: changed(word_bytes=3),
-    "words of none": lambda: changed(word_bytes=0),
-    "no pieces": lambda: changed(pieces=()),
-    "a name twice": lambda: changed(1, name="w"),
-    "tied to nobody": lambda: changed(2, tied_to="x"),
-    "tied to itself": lambda: changed(2, tied_to="v"),
-    "tied to what is larger": lambda: changed(2, shape=(500,), size_bytes=1000),
-    "tied, and told": lambda: changed(2, pieces=SOUND.manifest.tensors[1].pieces),
-    "told against nothing": lambda: changed(base_digest=""),
-    "no changes": lambda: changed(piece={"changed": 0}),
-    "changes below zero": lambda: changed(piece={"changed": -5}),
-    "more changes than words": lambda: changed(piece={"changed": 601, "gaps": 601}),
-    "changes beyond counting": lambda: changed(piece={"changed": 1 << 62, "gaps": 1 << 62}),
-    "fewer gaps than changes": lambda: changed(piece={"gaps": 1}),
-    "gaps beyond the words": lambda: changed(piece={"gaps": 600}),
-    "planes of nothing": lambda: changed(piece={"stored": (0, 0, 0)}),
-    "planes beyond their words": lambda: changed(1, {"stored": (1 << 40,)}),
-    "planes of another form": lambda: changed(piece={"form": "dense", "changed": 0, "gaps": 0}),
-    "no change, with changes": lambda: changed(piece={"form": "skip", "stored": ()}),
+SIZES, TIES, CHANGES = (
+    "a tensor's bytes are not as many as its shape has elements",
+    "a tensor is tied to one that is no such tensor",
+    "a piece has more changes than words",
+)
+WORDS, FORMS, COUNTS = (
+    "a tensor is not made of words",
+    "a piece has not the planes of its form",
+    "a piece counts changes and tells none",
+)
+LIES: dict[str, tuple[str, Callable[[], Delta]]] = {
+    "another format": ("it is of another format", lambda: replace(SOUND, manifest=replace(SOUND.manifest, format=2))),
+    "chunks of nothing": (
+        "its chunks have no such size",
+        lambda: replace(SOUND, manifest=replace(SOUND.manifest, chunk_words=0)),
+    ),
+    "chunks of all": (
+        "its chunks have no such size",
+        lambda: replace(SOUND, manifest=replace(SOUND.manifest, chunk_words=1 << 40)),
+    ),
+    "a size beyond all memory": (WORDS, lambda: changed(size_bytes=1 << 62, shape=(1 << 61,))),
+    "a size of more chunks": ("a tensor has not as many pieces as chunks", lambda: changed(size_bytes=1 << 50, shape=(1 << 49,))),
+    "a size that is no size": (WORDS, lambda: changed(size_bytes=-2)),
+    "a size of half a word": (WORDS, lambda: changed(size_bytes=1999, shape=(1999,))),
+    "a shape of other bytes": (SIZES, lambda: changed(shape=(999,))),
+    "a shape below zero": (SIZES, lambda: changed(shape=(-1, -1000))),
+    "a shape of nothing": (SIZES, lambda: changed(shape=(0, 1 << 50))),
+    "a shape of a million axes": (SIZES, lambda: changed(shape=(1 << 55,) * 300_000)),
+    "words of three bytes": (WORDS, lambda: changed(word_bytes=3)),
+    "words of none": (WORDS, lambda: changed(word_bytes=0)),
+    "no pieces": ("a tensor has not as many pieces as chunks", lambda: changed(2, tied_to=None)),
+    "a name twice": ("it has a tensor twice", lambda: changed(1, name="w")),
+    "tied to nobody": (TIES, lambda: changed(2, tied_to="x")),
+    "tied to itself": (TIES, lambda: changed(2, tied_to="v")),
+    "tied to what is larger": (TIES, lambda: changed(2, shape=(500,), size_bytes=1000)),
+    "tied, and told": (TIES, lambda: changed(2, pieces=(Piece("skip"), Piece("skip")))),
+    "tied, against a base": (TIES, lambda: changed(2, base_digest=SOUND.manifest.tensors[0].base_digest)),
+    "told against nothing": ("a piece needs a base, and its tensor names none", lambda: changed(base_digest="")),
+    "no changes": (CHANGES, lambda: changed(piece={"changed": 0})),
+    "changes below zero": (CHANGES, lambda: changed(piece={"changed": -5})),
+    "more changes than words": (CHANGES, lambda: changed(piece={"changed": 601, "gaps": 601})),
+    "changes beyond counting": (CHANGES, lambda: changed(piece={"changed": 1 << 62, "gaps": 1 << 62})),
+    "fewer gaps than changes": (CHANGES, lambda: changed(piece={"gaps": 1})),
+    "gaps beyond the words": (CHANGES, lambda: changed(piece={"gaps": 600})),
+    "gaps beyond counting": (CHANGES, lambda: changed(piece={"gaps": 1 << 62})),
+    "planes of nothing": ("it ends within its planes", lambda: changed(piece={"stored": (0, 0, 0)})),
+    "planes beyond the delta": ("it ends within its planes", lambda: changed(1, {"stored": (1 << 40,)})),
+    "planes of another form": (FORMS, lambda: changed(piece={"form": "dense", "changed": 0, "gaps": 0})),
+    "a skip with changes": (COUNTS, lambda: changed(piece={"form": "skip"})),
+    "a skip with planes": (FORMS, lambda: changed(piece={"form": "skip", "changed": 0, "gaps": 0})),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_manifest_that_lies_is_refused_before_memory_is_taken(lie: str) -> None:
-    delta = LIES[lie]()
-    data = b"".join(pack(delta))
+    why, make = LIES[lie]
+    data = b"".join(pack(make()))
     tracemalloc.start()
     try:
-        damaged(data)
+        assert damaged(data).facts["why"] == why
         assert tracemalloc.get_traced_memory()[1] < 8 * len(data) + 300_000
     finally:
         tracemalloc.stop()
+
+
+def test_planes_that_no_piece_tells_of_are_refused() -> None:
+    with pytest.raises(CorruptError, match="more planes than it says"):
+        apply(replace(SOUND, planes=(*SOUND.planes, b"x")), BASE)
+    with pytest.raises(CorruptError, match="not as long as it says"):
+        apply(replace(SOUND, planes=SOUND.planes[:-1]), BASE)
 
 
 def test_a_base_of_another_size_is_none_though_its_digest_is_the_one_that_is_named() -> None:
