@@ -191,11 +191,12 @@ def test_weights_that_were_trained_on_while_they_were_encoded_make_no_version() 
 def test_a_delta_holds_no_memory_of_who_encoded_it() -> None:
     """A trainer goes on as soon as it has encoded, and what is still to be sent must not change with its weights."""
     rng = np.random.default_rng(0)
-    array = rng.integers(0, 1 << 16, WORDS, dtype=np.uint16)
-    wanted = array.tobytes()
-    delta = encode({}, {"w": tensor(array)})
-    array[:] = 0
-    assert bytes(apply(delta, {})["w"].data) == wanted
+    for dtype in (np.uint8, np.uint16):
+        array = rng.integers(0, np.iinfo(dtype).max, WORDS, dtype=dtype)
+        wanted = array.tobytes()
+        delta = encode({}, {"w": tensor(array)})
+        array[:] = 0
+        assert bytes(apply(delta, {})["w"].data) == wanted
 
 
 def test_a_delta_whose_publication_failed_is_forgotten_and_the_next_is_told_against_what_readers_have() -> None:

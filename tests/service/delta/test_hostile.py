@@ -232,10 +232,11 @@ def test_bytes_in_the_place_of_a_manifest_are_damaged() -> None:
     damaged(b"PK\x03\x04" + WIRE[4:])
 
 
-def test_a_manifest_that_nobody_would_read_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_of_absurd_length_is_neither_sent_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MOST_MANIFEST_BYTES", 100)
     with pytest.raises(UsageError, match="too many chunks"):
         list(pack(SOUND))
+    assert damaged(WIRE).facts["why"] == "its manifest is longer than it, or than any"
 
 
 def test_a_tensor_whose_bytes_are_not_those_of_its_shape_is_refused() -> None:

@@ -47,7 +47,7 @@ def parse(data: Buffer, *, limit_bytes: int) -> Delta:
         raise damaged("it does not begin as one", size_bytes=len(view))
     length = int.from_bytes(view[len(_MAGIC) : _HEAD_BYTES], "little")
     if length > min(MOST_MANIFEST_BYTES, len(view) - _HEAD_BYTES):
-        raise damaged("its manifest ends beyond it", manifest_bytes=length, size_bytes=len(view))
+        raise damaged("its manifest is longer than it, or than any", manifest_bytes=length, size_bytes=len(view))
     end = _HEAD_BYTES + length
     manifest = _manifest(bytes(view[_HEAD_BYTES:end]))
     delta = Delta(manifest, tuple(_planes(manifest, view[end:])))
