@@ -41,6 +41,7 @@ def test_each_form_gives_back_each_word(data: st.DataObject, width: int) -> None
     if (old != new).any():
         told.append(sparse(old, new, old != new, packer))
     for piece, planes in told:
+        assert all(type(plane) is bytes for plane in planes), "a delta would change with the weights"
         out = np.full_like(new, 0x5A)
         restore(piece, planes, old, out)
         assert out.tobytes() == new.tobytes(), piece
