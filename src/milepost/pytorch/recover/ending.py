@@ -36,7 +36,7 @@ _TORCHRUNS_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 class Ending:
     """Be what one rank's handler knows of the end that is coming, and what it shows of itself.
 
-    In the order of a run: `begin`, `named`, `loading`, `trains`; at each dump `at`, then `saving` and `published`; `ended` with
+    In the order of a run: `begin`, `loading`, `trains`; at each dump `at`, then `saving` and `published`; `ended` with
     the last one; `close`. `begin` and `at` are called on all ranks at once.
     """
 
@@ -104,14 +104,10 @@ class Ending:
         """Return whether it listens by now."""
         return self._ranks is not None
 
-    def named(self, run_id: str) -> None:
-        """Say which run it is, once that is known."""
-        self.beat.name(self._url, run_id)
-
     def loading(self, manifest: Manifest) -> None:
         """Say which generation is about to be loaded: if that kills this process, somebody knows what did."""
         self.beat.loading, self.beat.phase = manifest.number, "resuming"
-        self.named(manifest.run_id)
+        self.beat.name(self._url, manifest.run_id)
 
     def trains(self, generation: int, step: int, events: Events | None) -> None:
         """Say that all is in place, and training begins: from a generation, or anew with 0. ``events``: of who holds the root."""
@@ -183,7 +179,7 @@ class Ending:
     def published(self, run_id: str, number: int) -> None:
         """Say that a generation is published. From any thread, on all ranks: each node has somebody who looks."""
         self.beat.generation = number
-        self.named(run_id)
+        self.beat.name(self._url, run_id)
 
     def ended(self, verdict: Verdict, step: int, newest: Summary | None, events: Events | None) -> Stopped:
         """Note that all is durable, and return what to raise on this rank once the root is given up."""

@@ -131,6 +131,8 @@ class Loading:
             here = [] if scheduler is None else ["a schedule, which stays as it is"]
             return [Difference(path, "nothing", each, "missing-optional") for each in here]
         saved = found.progress.get("schedules", {}).get(name)
+        if saved is None and scheduler is None:
+            return [Difference(path, "a schedule", "none", "schedule")]
         compared = compare(path, saved, fingerprint(scheduler))
         self.inexact += compared.not_compared
         self.warnings += compared.doubtful
