@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -91,6 +92,12 @@ def test_the_traceback_comes_with_v_and_a_bug_asks_for_it(capsys: pytest.Capture
     assert "-v" in capsys.readouterr().err
     run(lambda: 1 // 0, as_json=False, verbose=True)
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "m")], ids=["MemoryError", "OSError"])
+def test_too_little_memory_is_no_bug_of_milepost(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda: fail(error), as_json=True, verbose=False) == 1
+    assert json.loads(capsys.readouterr().err)["kind"] == "memory"
 
 
 def test_text_in_an_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,9 @@ def _failure_of(error: Exception) -> Failure:
         # Of a store it would be a StoreError. The verb has done what it does; only its words found no room.
         hint = "the verb itself has ended; milepost ls shows what it left"
         return Failure(1, "output", f"the output could not be written: {error.strerror}", hint=hint)
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        hint = "give it more (ulimit -v, the container's limit), and run it again"
+        return Failure(1, "memory", "there is not enough memory for this", hint=hint)
     return Failure(
         1,
         "internal",
