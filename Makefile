@@ -29,7 +29,8 @@ demo-trainer: setup  ## Kill a trainer of two ranks at random, 10 times; show th
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest
 
-test-all: test test-hf chaos  ## Run every test there is, also those that install tools of their own
+test-all: export MILEPOST_AT_LENGTH := 1
+test-all: test test-hf chaos  ## Run every test there is, at length, also those that install tools of their own
 
 test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and open them again; upload them to a hub on this machine
 	.venvs/hf/bin/python -m pytest tests/heavy/hf

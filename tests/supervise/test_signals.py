@@ -207,6 +207,7 @@ def test_handlers_that_could_not_be_given_back_by_another_thread_leave_with_the_
         assert told.ended() == -TERM
     with trainer(tmp_path / "again") as told:
         told.do(f"{close}\nengine = engine_at({str(tmp_path / 'more')!r}, stop=True)\nsignal.raise_signal(signal.SIGTERM)")
+        told.logged("SIGTERM: training stops")  # by another thread, when it comes to it
         assert told.ask("engine.stopping.path") == "SIGTERM"
         told.do("engine.close()")
         assert told.ask("signal.getsignal(signal.SIGTERM) == signal.SIG_DFL") is True

@@ -6,12 +6,16 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import pytest
     import torch
+    import torch._dynamo  # by DDP and FSDP at their first use
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
+    import milepost.pytorch
     import milepost.pytorch.dcp
+    import milepost.pytorch.recover.handler
     import tests.pytorch.dcp.states
 
-__all__ = ["milepost", "tests", "torch"]
+__all__ = ["milepost", "pytest", "tests", "torch"]

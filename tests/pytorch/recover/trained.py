@@ -186,6 +186,7 @@ def digest(actor: Any, critic: Any, optimizers: Any, schedule: Any, data: Data) 
 
 def as_an_agent(folder: Path) -> None:
     """Start ranks as torchrun does."""
+    import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
