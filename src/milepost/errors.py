@@ -48,8 +48,8 @@ class MilepostError(Exception):
 
     def __str__(self) -> str:
         values = " ".join(f"{name}=`{plain(value)}`" for name, value in self.facts.items() if value is not None)
-        message = "\n".join(map(plain, self.message.split("\n")))
-        text = f"{message}: {values}" if values else message
+        head, *lines = map(plain, self.message.split("\n"))
+        text = "\n".join([f"{head}: {values}" if values else head, *lines])
         hint = plain(self.hint)
         # This is what ends up in logs, and a run root may be a URL with a password.
         return _USERINFO.sub("***@", f"{text}\nhint: {hint}" if hint else text)

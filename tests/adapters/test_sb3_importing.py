@@ -183,6 +183,7 @@ def test_what_a_saved_model_does_not_hold_is_said_by_the_import_and_by_the_resum
 ) -> None:
     came = bring(sac, tmp_path / "run")
     assert {text.partition(":")[0] for text in came.left_out} == WHY
+    assert came.components == ("policy", "optimizer", "counters", "replay")
     with caplog.at_level("INFO", logger="milepost"):
         resumed("SAC", tmp_path / "run")
     told = next(record.getMessage() for record in caplog.records if "restored global_step=70" in record.getMessage())

@@ -406,6 +406,9 @@ def test_parts_come_from_the_newest_generation_in_which_all_of_them_are_sound(tm
             training.engine.resume(1, parts=["policy"])
         assert caught.value.kind == "nothing-valid"
         assert "of which these parts are sound" in caught.value.message
+        first, *lines = str(caught.value).split("\n")
+        assert "root=`" in first, "not behind the last of what it lists"
+        assert lines[0].startswith("  generation 1 damaged")
 
 
 BAD_PARTS: dict[str, tuple[Any, str]] = {

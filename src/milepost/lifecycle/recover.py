@@ -182,9 +182,7 @@ def _in_order(store: Store, view: View, which: Which, by: str | None, mode: Lite
 
 def _check_which(which: Which) -> None:
     if which not in ("latest", "best", "never") and (isinstance(which, bool) or not isinstance(which, int)):
-        raise UsageError(
-            'which is "latest", "best", "never" or a number', kind="bad-which", hint='resume(which="latest")', which=which
-        )
+        raise UsageError('which is "latest", "best", "never" or a number', kind="bad-which", hint='which="latest"', which=which)
 
 
 def _refuse(view: View, number: int, which: Which) -> Skipped | None:
@@ -235,7 +233,7 @@ def _nothing_valid(store: Store, view: View, which: Which, skipped: list[Skipped
     ways = [f"milepost verify {store.url} names the damage"]
     ways += [f"milepost rollback {store.url} {number} goes back to one that was left behind" for number in others[:1]]
     ways += [f"engine.resume(parts={[*usable]}) or milepost.load(..., parts=...) takes what is sound"] if usable else []
-    ways.append(f'resume(which="never") or milepost reset {store.url} starts anew')
+    ways.append(f'which="never" or milepost reset {store.url} starts anew')
     return CorruptError(
         f"there are generations, but {what}; this is not taken for a fresh start\n  " + "\n  ".join(lines),
         kind="nothing-valid",

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 
 import milepost
@@ -498,6 +498,37 @@ def test_a_claim_is_not_given_up_while_a_save_is_being_written(root: str) -> Non
     gate.release()
     future.result()
     give_up(root)
+
+
+class Unfinished(DefaultSavePlanner):
+    """Fail where rank 0 has given out the errands, and nobody has begun to write: as ranks do that lose each other there."""
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        raise OSError("no answer")
+
+
+def test_a_save_that_fails_before_its_first_byte_does_not_hold_the_root_for_ever(root: str) -> None:
+    writer = RunWriter(root, step=1)
+    with pytest.raises(MilepostError, match="no answer"):
+        save(state(1), writer, planner=Unfinished(), no_dist=True)
+    assert save(state(2), RunWriter(root, step=2), no_dist=True).step == 2
+    with pytest.raises(MilepostError, match="no answer"):
+        save(state(3), RunWriter(root, step=3), planner=Unfinished(), no_dist=True)
+    give_up(root)
+
+
+def test_a_save_that_is_refused_beside_another_does_not_end_that_ones_claim(root: str) -> None:
+    store = FaultStore(local(Path(root)))
+    gate = store.pause("commit_blob", "blobs/*")
+    writer = RunWriter(store, step=1)
+    future = dcp.async_save(state(1), storage_writer=writer, no_dist=True)
+    gate.wait_until_reached()
+    with pytest.raises(UsageError, match="still being written"):
+        save(state(2), RunWriter(store, step=2), no_dist=True)
+    with pytest.raises(UsageError, match="still being written"):
+        give_up(root)
+    gate.release()
+    future.result()
 
 
 class Doubled(torch.Tensor):

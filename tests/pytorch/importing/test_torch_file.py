@@ -142,7 +142,9 @@ def test_a_bare_state_dict_is_the_policy(tmp_path: Path, new_format: bool) -> No
     assert bits(other) == bits(net)
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     torch.save(scheduler.state_dict(), tmp_path / "scheduler.pt")
-    assert bring(tmp_path / "optimizer.pt", tmp_path / "run", add=True).components == ("optimizer",)
+    added = bring(tmp_path / "optimizer.pt", tmp_path / "run", add=True)
+    assert (added.components, added.step) == (("optimizer",), 0)
+    assert added.left_out[-1] == "the step: the file does not say it, so it is 0; --step says another"
     assert bring(tmp_path / "scheduler.pt", tmp_path / "run", add=True).components == ("lr_scheduler",)
 
 

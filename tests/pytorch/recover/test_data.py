@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import signal
 from pathlib import Path
@@ -183,10 +185,15 @@ def load_on_two(rank: int, place: Path) -> Any:
         info = one.load(engines(), dataloader=frontier)
     assert info is not None
     drawn = numbers(frontier.draw()[1])
-    own = shared(rank, 2)
+    own, said = shared(rank, 2), io.StringIO()
+    log, listening = logging.getLogger("milepost"), logging.StreamHandler(said)
+    log.addHandler(listening)
+    log.setLevel(logging.INFO)
     with handler(place / "two") as one:
         same = one.load(engines(), dataloader=own)
+    log.removeHandler(listening)
     assert same is not None
+    assert f"[data] rank {rank} goes on at batch 6" in said.getvalue()
     return info.inexact, drawn, same.inexact, own.frontier, torch.initial_seed()
 
 

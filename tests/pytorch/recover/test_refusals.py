@@ -352,3 +352,19 @@ def test_with_a_key_all_is_signed_and_nothing_else_is_read(tmp_path: Path) -> No
     saved(tmp_path / "unsigned")
     with handler(tmp_path / "unsigned", key_file=key) as each, pytest.raises(milepost.MilepostError):
         each.load(trained)
+
+
+@pytest.mark.parametrize("call", ["load", "dump"])
+def test_what_is_no_engine_is_refused_before_the_directory_is_made(tmp_path: Path, call: str) -> None:
+    given: list[Any] = [
+        {"default": torch.nn.Linear(2, 2)},
+        TrainEngine(torch.nn.Linear(2, 2)),
+        torch.nn.Linear(2, 2),
+        ["default"],
+    ]
+    with handler(tmp_path) as each:
+        for engines in given:
+            with pytest.raises(UsageError, match="each as a TrainEngine") as caught:
+                each.load(engines) if call == "load" else each.dump(engines, at(0))
+            assert caught.value.kind == "bad-engines"
+    assert not [*tmp_path.rglob("milepost.json")]

@@ -82,7 +82,7 @@ class SavedModels:
                 key_file=options.key_file,
             )
             number, run_id = summary.number, summary.run_id
-        return Imported(self.name, root, run_id, number, steps, tuple(brought.state), tuple(brought.left_out))
+        return Imported(self.name, root, run_id, number, steps, brought.came, tuple(brought.left_out))
 
 
 @dataclass(slots=True)
@@ -95,6 +95,11 @@ class _Brought:
     state: dict[str, Any] = field(default_factory=dict)
     exactness: dict[str, tuple[Exactness, str]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+
+    @property
+    def came(self) -> tuple[str, ...]:
+        """Return the components that hold something: of the others the run only says why they do not."""
+        return tuple(name for name in self.state if self.exactness.get(name, ("exact", ""))[0] != "not captured")
 
     def count(self, name: str) -> int:
         """Return a counter of the model. Raises `CorruptError` if it is none."""

@@ -286,7 +286,7 @@ def _without_leftovers(session: Session) -> dict[str, int]:
 
 def failed(holding: Holding, serial: int, error: MilepostError | None) -> None:
     """Note that this rank's part of a save has failed."""
-    if holding.serial == serial:
+    if holding.serial == serial and holding.phase != "none":
         holding.phase = "none"
         reason = error.message if error else "interrupted"
         holding.session.events.write(

@@ -27,7 +27,7 @@ from milepost.state.protocol import Stateful
 from milepost.store.resolve import Where
 from milepost.text import plain
 
-_LOST = "torchrun starts all ranks anew; what was published before stands"
+_LOST = "the rank that ended says why; all ranks have to be started again, and what was published before stands"
 
 
 def save(
@@ -52,7 +52,12 @@ def save(
     try:
         metadata = dcp_save(whole, storage_writer=writer, planner=planner, process_group=process_group, no_dist=no_dist)
     except (RuntimeError, OSError, CheckpointException) as error:
-        raise as_error(error) from error
+        failure = as_error(error)
+        writer.give_up_save(failure)
+        raise failure from error
+    except BaseException as error:
+        writer.give_up_save(error)
+        raise
     saved = metadata.storage_data
     if not isinstance(saved, Saved):
         raise InternalError("a save has ended without a generation", kind="no-generation", step=writer.step)

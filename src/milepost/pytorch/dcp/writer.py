@@ -95,6 +95,7 @@ class RunWriter(StorageWriter):
         self._store: Store | None = None
         self._holding: Holding | None = None
         self._serial = self._rank = self._ranks = 0
+        self._has_begun = False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take ``checkpoint_id`` as the step of the save to come."""
@@ -105,6 +106,7 @@ class RunWriter(StorageWriter):
         """Open the root, on every rank; on the coordinator claim it, if this process has not yet."""
         self._rank = rank_of_this_process(kwargs)
         self._store, self._holding = open_root(self.root, SystemClock(), self.key_file), None
+        self._has_begun = False
         check_whole(self._store.url)
         if not kwargs.get("use_collectives", True):
             raise UsageError(
@@ -116,6 +118,7 @@ class RunWriter(StorageWriter):
         if is_coordinator:
             self._holding = hold_root(self._store, self.keep, *self._guard)
             self._serial = self._holding.begin(self.step)
+            self._has_begun = True
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Say with the plan if this rank met a full disk in the save before."""
@@ -184,6 +187,11 @@ class RunWriter(StorageWriter):
         if self._holding is None:
             raise InternalError("a rank that does not coordinate was asked to publish", kind="not-coordinator", rank=self._rank)
         return self._holding
+
+    def give_up_save(self, error: BaseException) -> None:
+        """Note that the save of this writer is over, wherever it failed: between the plan and the first byte nobody else does."""
+        if self._has_begun:
+            self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         if self._holding is not None:

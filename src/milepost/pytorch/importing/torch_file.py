@@ -60,6 +60,9 @@ class TorchFiles:
             found = sort_out(value, options.components)
             left_out += saveable(found, flatten)
             step = found.step if options.step is None else options.step
+            if step is None:
+                step = 0
+                left_out.append("the step: the file does not say it, so it is 0; --step says another")
             exactness: dict[str, tuple[Exactness, str]] = {EXTRA: ("exact", WHOLE)} if found.whole else {}
             order = Order(step, "imported", counters=found.counters, exactness=exactness)
             for component, state in found.state.items():

@@ -52,7 +52,8 @@ class Sorted:
     """Hold what a file has, by component."""
 
     state: dict[str, Any] = field(default_factory=dict)
-    step: int = 0
+    step: int | None = None
+    """None where the file says none."""
     whole: bool = False
     """The file is one value that is none of the usual ones: all of it is `EXTRA`."""
     keys: dict[str, list[str]] = field(default_factory=dict)
@@ -189,9 +190,9 @@ def _convert_generators(found: Sorted) -> None:
         found.state[EXTRA] = {**found.state.get(EXTRA, {}), **rest}
 
 
-def _step_of(counters: Mapping[str, int]) -> int:
+def _step_of(counters: Mapping[str, int]) -> int | None:
     names = {re.sub(r"[^a-z0-9]+", "_", name.lower()): count for name, count in counters.items()}
-    return next((max(names[name], 0) for name in (*_STEPS, *_ROUNDS) if name in names), 0)
+    return next((max(names[name], 0) for name in (*_STEPS, *_ROUNDS) if name in names), None)
 
 
 def _check_chosen(value: Mapping[str, Any], chosen: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from milepost.errors import MismatchError, UsageError
 from milepost.pytorch.recover.data_position import Place, Position, read_position, spans_of
@@ -201,7 +202,7 @@ class TrainedFrontier:
         self._given.clear()
         self._dropped = {**saved.dropped}
         batches = _length_of(self._loader)
-        log.info("[data] goes on %s", saved.told(batches))
+        log.info("[data] %sgoes on %s", _who(), saved.told(batches))
         if saved.batches is not None and saved.batches != batches:
             log.warning("[data] an epoch had %d batches and has %s now: ordinals stand for other batches", saved.batches, batches)
 
@@ -340,3 +341,9 @@ def _length_of(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
+
+
+def _who() -> str:
+    """Name this rank, where there are several: each tells its own place."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return f"rank {dist.get_rank()} " if several else ""

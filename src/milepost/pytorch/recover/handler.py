@@ -144,7 +144,7 @@ class RecoverHandler:
         self._check_open()
         if not self._on:
             return None
-        payload.check_engines(engines)
+        payload.check_given(engines)
         beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
         groups = self._begun
         groups.ranks.together(self._saving.settle)
@@ -203,6 +203,7 @@ class RecoverHandler:
         self._check_open()
         if not self._on:
             return False
+        payload.check_given(engines)
         ranks = self._begun.ranks
         why = "forced" if force else self._ticks.due(_TICKS, step)
         due, failed, verdict = self._ending.at(
@@ -212,7 +213,6 @@ class RecoverHandler:
             self._settle_together(verdict)
         if not due and verdict == TRAIN:
             return False
-        payload.check_engines(engines)
         beside = Beside(dataloader, saver, evaluator, stats_logger, extra or {})
         before = self._ticks.state_dict()
         try:
@@ -295,7 +295,7 @@ class RecoverHandler:
         found = import_areal_in_place(self.root, key_file=self._key_file, trust_pickle=self._trust_pickle)
         if found is not None:
             left = "; ".join(found.left_out)
-            log.warning("[recover] imported AReaL's checkpoint of step %d, whose files stay: %s", found.step, left)
+            log.warning("[recover] imported AReaL's checkpoint of step %d; its files stay. Left out: %s", found.step, left)
 
     def _check_open(self) -> None:
         if self._state == "closed":

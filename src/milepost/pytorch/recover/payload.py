@@ -13,6 +13,7 @@ from typing import Any
 from milepost.errors import CorruptError, UsageError
 from milepost.pytorch.dcp.own import KEY as OWN
 from milepost.pytorch.export.naming import check_engine
+from milepost.pytorch.recover.engines import TrainEngine
 from milepost.pytorch.shards import Own
 from milepost.pytorch.steps import StepInfo
 
@@ -49,6 +50,20 @@ def check_engines(engines: Iterable[str]) -> tuple[str, ...]:
     if not names:
         raise UsageError("there is no engine to save", kind="no-engines", hint='{"default": TrainEngine(model, optimizer)}')
     return names
+
+
+def check_given(engines: Any) -> None:
+    """Raise `UsageError` (kind ``bad-engines``) for anything but engines by name: a bare model would be taken for none."""
+    found = engines.values() if isinstance(engines, Mapping) else [engines]
+    for each in found:
+        if not isinstance(engines, Mapping) or not isinstance(each, TrainEngine):
+            raise UsageError(
+                "engines are given by their names, each as a TrainEngine",
+                kind="bad-engines",
+                hint='{"default": TrainEngine(model, optimizer, lr_scheduler)}',
+                got=type(each).__name__,
+            )
+    check_engines(engines)
 
 
 def state_of(engines: Mapping[str, Mapping[str, Any]], progress: Mapping[str, Any]) -> dict[str, Any]:
