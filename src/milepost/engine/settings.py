@@ -39,6 +39,13 @@ def check_settings(
         )
 
 
+def keep_of(keep: Keep | None, default: Keep) -> Keep:
+    """Return which generations stay. Raises `UsageError` (kind ``bad-setting``) for what does not say so."""
+    if keep is not None and not isinstance(keep, Keep):
+        raise UsageError("this does not say which generations stay", kind="bad-setting", hint="keep=Keep(last=5)", keep=keep)
+    return keep or default
+
+
 def _is_size(size: object, *, or_none: bool) -> bool:
     if size is None:
         return or_none

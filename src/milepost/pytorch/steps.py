@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from milepost.errors import UsageError
 
 
+def check_step(step: object) -> None:
+    """Raise `UsageError` (kind ``bad-step``) for anything but a `StepInfo`: a bare count does not say which epoch it is."""
+    if not isinstance(step, StepInfo):
+        raise UsageError(
+            "a step is told by a StepInfo",
+            kind="bad-step",
+            hint="StepInfo(epoch, epoch_step, global_step, steps_per_epoch), all from 0",
+            step=repr(step),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StepInfo:
     """Name one step that was trained; all counts are from 0.

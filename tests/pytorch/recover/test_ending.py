@@ -260,6 +260,6 @@ def test_where_nobody_would_start_it_again_that_is_said(
     monkeypatch.delenv(SUPERVISED, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with caplog.at_level(logging.WARNING, logger="milepost"):
+    with caplog.at_level(logging.INFO, logger="milepost"):
         ending(retries=retries).close()
     assert ("no-restarts" in caplog.text) == says

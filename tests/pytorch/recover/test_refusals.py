@@ -57,6 +57,16 @@ def test_other_engines_are_refused_and_both_sets_named(tmp_path: Path) -> None:
         each.load(engines())  # with those that were saved it goes on
 
 
+def test_a_bare_number_is_neither_what_stays_nor_a_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="which generations stay: keep=`3`"):
+        handler(tmp_path, keep=3)
+    with pytest.raises(UsageError, match="which generations stay"):
+        dcp.RunWriter(tmp_path, keep=3)  # type: ignore[arg-type]
+    with handler(tmp_path) as each, pytest.raises(UsageError, match="told by a StepInfo: step=`3`"):
+        each.dump(engines(), 3)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []
+
+
 def _wider(trained: dict[str, TrainEngine]) -> str:
     trained["ref"] = TrainEngine(torch.nn.Linear(4, 3))
     return r"ref/policy/weight: saved \[2, 4\], here \[3, 4\]"

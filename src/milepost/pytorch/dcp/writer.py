@@ -22,7 +22,7 @@ from torch.futures import Future
 from milepost.clock import SystemClock
 from milepost.engine.metrics import number_of
 from milepost.engine.session import BLOB_BYTES, Order
-from milepost.engine.settings import whole
+from milepost.engine.settings import keep_of, whole
 from milepost.engine.writer import draft_of
 from milepost.errors import InternalError, MilepostError, StoreError, UsageError
 from milepost.lifecycle.retain import Keep
@@ -88,7 +88,7 @@ class RunWriter(StorageWriter):
         self.step, self.reason = whole("step", step), reason
         self.metrics = {name: number_of(name, value) for name, value in (metrics or {}).items()}
         self.counters = {name: whole(name, count) for name, count in (counters or {}).items()}
-        self.keep = keep or Keep()
+        self.keep = keep_of(keep, Keep())
         self.components = checked(components)
         self.allow_pickle, self.key_file, self.blob_bytes = allow_pickle, key_file, blob_bytes
         self._guard = (lease_wait, take_over)

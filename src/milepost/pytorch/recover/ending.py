@@ -93,7 +93,7 @@ class Ending:
             if folder is not None:
                 supervised.leave_record(folder, f"retries-{os.getpid()}", {"retries": retries})
         if folder is None and retries and ranks.is_first and os.environ.get(_TORCHRUNS_RESTARTS, "0") == "0":
-            log.warning(
+            log.info(
                 "retries=%d, but nobody starts this run again when it fails: milepost run -- COMMAND does (kind no-restarts)",
                 retries,
             )

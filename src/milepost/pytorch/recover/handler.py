@@ -14,7 +14,7 @@ from milepost.clock import Clock, SystemClock
 from milepost.engine.events import Events
 from milepost.engine.mismatch import Answer, Mismatches
 from milepost.engine.redact import redact_the_log
-from milepost.engine.settings import whole
+from milepost.engine.settings import keep_of, whole
 from milepost.errors import SaveFailed, UsageError
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.stopping import Stop
@@ -39,7 +39,7 @@ from milepost.pytorch.recover.reading import Choosing
 from milepost.pytorch.recover.saving import Saving, Task
 from milepost.pytorch.recover.seen import check_seen
 from milepost.pytorch.recover.staging import size_of
-from milepost.pytorch.steps import StepInfo
+from milepost.pytorch.steps import StepInfo, check_step
 from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
 from milepost.state.rng import Rng
@@ -102,7 +102,7 @@ class RecoverHandler:
         self.root = trial_directory(fileroot, user if user is not None else getpass.getuser(), experiment, trial)
         self._on = mode_of(mode) == "on"
         self._clock = clock or SystemClock()
-        self._keep = keep or Keep(last=1)
+        self._keep = keep_of(keep, Keep(last=1))
         self._ticks = Ticks(freq_epochs, freq_steps, freq_secs, self._clock)
         self._mismatches = Mismatches({"schedule": "error", **(on_mismatch or {})})
         self._guard = (lease_wait, take_over)
@@ -204,6 +204,7 @@ class RecoverHandler:
         if not self._on:
             return False
         payload.check_given(engines)
+        check_step(step)
         ranks = self._begun.ranks
         why = "forced" if force else self._ticks.due(_TICKS, step)
         due, failed, verdict = self._ending.at(
