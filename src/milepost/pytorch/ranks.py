@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from milepost.errors import MilepostError, ServiceError
 from milepost.pytorch.dcp.together import as_error
+from milepost.pytorch.gloo import group_of
 from milepost.text import plain
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Ranks:
         if self.count == 1:
             return value
         told = [value]
-        with _losses(), late_interrupt():
+        with losses(), late_interrupt():
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         return told[0]
 
@@ -55,7 +55,7 @@ class Ranks:
         if self.count == 1:
             return [*values]
         told = torch.tensor(values, dtype=torch.int64)
-        with _losses(), late_interrupt():
+        with losses(), late_interrupt():
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
         return [int(each) for each in told.tolist()]
 
@@ -63,7 +63,7 @@ class Ranks:
         """Return what each rank has given, by rank."""
         told = [value] * self.count
         if self.count > 1:
-            with _losses(), late_interrupt():
+            with losses(), late_interrupt():
                 dist.all_gather_object(told, value, group=self._group)
         return told
 
@@ -108,15 +108,8 @@ class Ranks:
             return self
         world = self._group or dist.group.WORLD
         if self._beside is None or self._beside[0] is not world:
-            members = dist.get_process_group_ranks(world)
-            with _losses():
-                group = dist.new_group(
-                    members,
-                    timedelta(seconds=timeout_s),
-                    backend="gloo",
-                    # Ranks outside of this group do not come to its making.
-                    use_local_synchronization=len(members) < dist.get_world_size(),
-                )
+            with losses():
+                group = group_of(world, timeout_s)
             self._beside = (world, Ranks(group))
         return self._beside[1]
 
@@ -142,7 +135,7 @@ def late_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def _losses() -> Iterator[None]:
+def losses() -> Iterator[None]:
     """Say of what a process group raises that the ranks have lost each other."""
     try:
         yield

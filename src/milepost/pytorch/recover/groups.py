@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch.distributed as dist
 
-from milepost.pytorch.ranks import Ranks
+from milepost.pytorch.gloo import group_of
+from milepost.pytorch.ranks import Ranks, losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,6 @@ def make_groups(group: dist.ProcessGroup | None, timeout_s: float) -> Groups:
         # DCP warns of every save that a process makes by itself, whoever asked it to.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         return Groups(Ranks(group))
-    members = None if group is None else dist.get_process_group_ranks(group)
-    front, beside = (
-        dist.new_group(
-            members, timeout=timedelta(seconds=timeout_s), backend="gloo", use_local_synchronization=members is not None
-        )
-        for _ in range(2)
-    )
+    with losses():
+        front, beside = (group_of(group, timeout_s) for _ in range(2))
     return Groups(Ranks(front), front, beside)
