@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from milepost.errors import MilepostError, ServiceError
 from milepost.pytorch.dcp.together import as_error
+from milepost.pytorch.dcp.writer import group_gone
 from milepost.pytorch.gloo import group_of
 from milepost.text import plain
 
@@ -28,7 +29,15 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """Return how many there are by now: a process group may be made after this object."""
+        """Return how many there are by now: a process group may be made after this object.
+
+        Raises `UsageError` (kind ``group-gone``) where the group was ended: what they were to do together is nothing that one of
+        them may do by itself.
+        """
+        if self._group is not None:
+            if not is_alive(self._group):
+                raise group_gone()
+            return len(dist.get_process_group_ranks(self._group))
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     @property
@@ -73,9 +82,10 @@ class Ranks:
         A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``). What is
         no `Exception`, as a Ctrl-C, is raised as it is where it struck, and as a `ServiceError` (kind ``rank-failed``) elsewhere.
         """
+        is_gone = self._group is not None and not is_alive(self._group)
+        if failure is not None and (is_gone or self.count == 1):
+            raise failure
         if self.count == 1:
-            if failure is not None:
-                raise failure
             return
         try:
             failures = self.told_by_all(None if failure is None else _portable(failure))
@@ -112,6 +122,15 @@ class Ranks:
                 group = group_of(world, timeout_s)
             self._beside = (world, Ranks(group))
         return self._beside[1]
+
+
+def is_alive(group: dist.ProcessGroup) -> bool:
+    """Say whether a process group was not destroyed."""
+    try:
+        dist.get_process_group_ranks(group)
+    except KeyError:
+        return False
+    return True
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from milepost.pytorch.gloo import group_of
-from milepost.pytorch.ranks import Ranks, losses
+from milepost.pytorch.ranks import Ranks, is_alive, losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,13 @@ class Groups:
     ranks: Ranks
     front: dist.ProcessGroup | None = None
     beside: dist.ProcessGroup | None = None
+    is_first: bool = True
+    """Known also when training has ended all groups."""
 
     def close(self) -> None:
         """Give both back, unless training has ended all of them already."""
         for group in (self.front, self.beside):
-            if group is not None and dist.is_initialized():
+            if group is not None and is_alive(group):
                 dist.destroy_process_group(group)
 
 
@@ -38,4 +40,4 @@ def make_groups(group: dist.ProcessGroup | None, timeout_s: float) -> Groups:
         return Groups(Ranks(group))
     with losses():
         front, beside = (group_of(group, timeout_s) for _ in range(2))
-    return Groups(Ranks(front), front, beside)
+    return Groups(Ranks(front), front, beside, dist.get_rank(front) == 0)
