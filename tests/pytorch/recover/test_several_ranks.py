@@ -14,11 +14,12 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import milepost
 from milepost.errors import MilepostError, StoreError
-from milepost.pytorch import RecoverInfo, TrainEngine, dcp
+from milepost.pytorch import RecoverInfo, TrainEngine, WeightUpdate, dcp
 from milepost.pytorch.dcp.holding import is_held
 from milepost.pytorch.recover import loading
 from milepost.pytorch.recover.staging import Copies
@@ -184,7 +185,29 @@ def leaves_at_another_step(rank: int, place: Path) -> Any:
         return told(lambda: each.dump(trained, at(rank), dataloader=loader))
 
 
+class Failing(Sampler):
+    """Fail on rank 1 before it asks for weights that are sharded."""
+
+    def update_weights(self, update: WeightUpdate) -> None:
+        if dist.get_rank() == 1:
+            raise OSError("no connection to the sampling side")
+        super().update_weights(update)
+
+
+def fails_to_hand_over(rank: int, place: Path) -> Any:
+    model = torch.nn.Linear(4, 2)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+    trained = {"default": TrainEngine(model, save_mode="sync")}
+    with handler(place) as each:
+        each.dump(trained, at(0), force=True)
+        first = told(lambda: each.load(trained, inference=Failing()))
+        again = Sampler()
+        each.load(trained, inference=again)
+        return first, [one if isinstance(one, str) else one[4]["weight"].shape for one in again.told]
+
+
 SCENES = (
+    fails_to_hand_over,
     fails_while_staging,
     fails_while_captured,
     fails_while_training_waits,
@@ -210,6 +233,7 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
 
 LOST = ("ServiceError", "rank-failed")
 ON_BOTH = {
+    fails_to_hand_over: (("UsageError", "ranks-apart"), ["pause", torch.Size([2, 4]), "resume"]),
     fails_while_staging: (LOST, None, True),
     fails_while_captured: (LOST, None),
     fails_while_training_waits: (("StoreError", "disk-full"), None, True),
