@@ -45,18 +45,31 @@ def struck(place: Path, strikes: int, seed: int) -> Iterator[tuple[int, list[str
         folder = place / f"run-{number}"
         folder.mkdir()
         told = orders(chance)
-        run = ran(folder, told, AGENT, "--max-failures", "-1")
-        hit = len(list(folder.glob("struck-*")))
+        hit, lost = _to_its_end(folder, told, ends_of(whole))
         done += hit
-        yield hit, [f"{folder}: {each}; {told}" for each in _lost(folder, run.process.returncode, ends_of(whole))]
+        yield hit, [f"{folder}: {each}; {told}" for each in lost]
+
+
+def _to_its_end(folder: Path, told: list[dict[str, Any]], whole: list[str]) -> tuple[int, list[str]]:
+    """Start it until it is done, as an operator does: so many kills in a row are a crash loop, which `milepost run` ends."""
+    hit, lost = 0, []
+    while True:
+        run = ran(folder, told, AGENT, "--max-failures", "-1")
+        struck = [*folder.glob("struck-*")]
+        lost += [f"attempt {n}: ranks went on from {each}" for n, each in resumed(folder).items() if len(set(each)) > 1]
+        if run.process.returncode == 0 or not struck:
+            return hit + len(struck), [*lost, *_lost(folder, run.process.returncode, whole)]
+        hit += len(struck)
+        told = told[sum(each["event"] == "started" for each in run.events()) :]
+        for path in (*struck, *folder.glob("resumed-*"), folder / "log"):
+            path.unlink()
 
 
 def _lost(folder: Path, code: int, whole: list[str]) -> Iterator[str]:
     if code:
-        yield f"it ended with {code}"
+        yield f"it ended with {code}, and nobody has killed it"
         return
     if ends_of(folder) != whole:
         yield "it has not ended as a run that nothing befell"
-    yield from (f"attempt {n}: ranks went on from {each}" for n, each in resumed(folder).items() if len(set(each)) > 1)
     if not milepost.verify(folder / ROOT).ok:
         yield "what is left does not verify"
