@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from milepost import threads
 from milepost.encode import crew
 from milepost.encode.crew import Crew
 from milepost.testing.faults import HANG_S, run_in_child
@@ -155,7 +156,7 @@ def test_one_ctrl_c_before_any_line_leaves_no_thread_that_still_works(at: int) -
 
     before = sys.gettrace()
     try:
-        sys.settrace(before_line(at, crew.__file__))
+        sys.settrace(before_line(at, crew.__file__, threads.__file__))
         made = Crew[int, int](lambda n: n, threads=1, ahead=1, name="t")
         with made, made:
             list(made.map(range(3)))

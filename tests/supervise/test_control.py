@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -418,3 +419,19 @@ def test_any_line_is_an_order_or_a_bad_one(line: bytes) -> None:
     except UsageError as error:
         kind = error.kind
     assert kind in ("bad-order", "RestartWorker", "RestartRole", "RestartAll", "Look")
+
+
+def test_a_ctrl_c_while_it_closes_leaves_neither_its_thread_nor_its_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    struck, join = list[int](), threading.Thread.join
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        if self.name == "milepost-control" and not struck:
+            struck.append(1)
+            raise KeyboardInterrupt
+        join(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt), listening(path):
+        pass
+    assert not path.exists()
+    assert "milepost-control" not in {thread.name for thread in threading.enumerate()}

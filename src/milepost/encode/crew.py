@@ -15,36 +15,10 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from milepost.threads import Member
+
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Member(threading.Thread):
-    """Be a daemon thread of which can be said for sure that it has ended its work.
-
-    Of others a Ctrl-C that strikes in ``join()`` has Python up to 3.12 believe it, while they go on.
-    """
-
-    def __init__(self, work: Callable[[], object], name: str) -> None:
-        super().__init__(target=work, name=name, daemon=True)
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Work. Called by the thread."""
-        try:
-            super().run()
-        finally:
-            self._over.set()
-
-    @property
-    def works(self) -> bool:
-        """Say whether it has begun and not ended."""
-        return self.is_alive() or (self.ident is not None and not self._over.is_set())
-
-    def wait(self) -> None:
-        """Wait until it has ended. May be interrupted, and called again."""
-        self.join()
-        self._over.wait()
 
 
 class Crew(Generic[T, R]):
@@ -78,11 +52,10 @@ class Crew(Generic[T, R]):
         for _ in self._threads:
             self._inbox.put(None)
         for thread in self._threads:
-            while thread.works:
-                try:
-                    thread.wait()
-                except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the caller's files any more
-                    struck = error
+            try:
+                thread.wait_out()
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C: told when nobody uses the caller's files any more
+                struck = error
         self._threads = [thread for thread in self._threads if thread.works]
         if struck is not None:
             raise struck

@@ -10,12 +10,12 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from milepost.encode.crew import Member
 from milepost.encode.digest import Digest, matches
 from milepost.encode.frames import Extent, ReadInto
 from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.records import LeafRecord, Manifest
 from milepost.store.base import BlobReader, Store
+from milepost.threads import Member
 
 PIECE_BYTES = 2 << 20
 """How much of a large leaf is read before it is digested: it is in the processor's cache still."""

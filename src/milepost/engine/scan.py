@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from milepost.lifecycle.health import Numbers, nonfinite
+from milepost.threads import Member
 
 _BESIDE_BYTES = 8 << 20
 """Less than this is looked at first: a thread would cost as much."""
@@ -17,11 +17,11 @@ class Scan:
     def __init__(self, memory: memoryview, numbers: Sequence[Numbers], found: list[str]) -> None:
         self._work: Callable[[], list[str]] = lambda: nonfinite(memory, numbers)
         self._found = found
-        self._thread: threading.Thread | None = None
+        self._thread: Member | None = None
         self._result: list[str] = []
         self._failure: BaseException | None = None
         if sum(each.stop - each.start for each in numbers) >= _BESIDE_BYTES:
-            self._thread = threading.Thread(target=self._run, name="milepost-scan", daemon=True)
+            self._thread = Member(self._run, "milepost-scan")
 
     def __enter__(self) -> None:
         try:
@@ -34,7 +34,7 @@ class Scan:
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.wait_out()  # it reads memory that is the caller's
         if self._failure is not None:
             raise self._failure
         self._found.extend(self._result)

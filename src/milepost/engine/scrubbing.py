@@ -15,6 +15,7 @@ from milepost.lifecycle.verify import Problem
 from milepost.publish import quarantine
 from milepost.publish.generation import check_still_ours
 from milepost.publish.view import read_marks
+from milepost.threads import Member
 
 log = logging.getLogger("milepost")
 
@@ -54,7 +55,7 @@ class Scrubbing:
         self._wait = wait or self._ended.wait
         self._told: set[tuple[str, int | None]] = set()
         self._found = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="milepost-scrub", daemon=True)
+        self._thread = Member(self._run, "milepost-scrub")
 
     def start(self, held: ExitStack) -> None:
         """Begin; the thread ends when ``held`` is closed."""
@@ -65,8 +66,8 @@ class Scrubbing:
         """End the thread. One that hangs in a read of a sick disk is left behind: it tells and marks nothing any more."""
         self._ended.set()
         # The garbage collector may free an engine in any thread, in this one too.
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(_STOP_S)
+        if self._thread.works and threading.current_thread() is not self._thread:
+            self._thread.wait(_STOP_S)
 
     def reason(self) -> str | None:
         """Return why the next safe point should save: what the newest generation stands on has been found damaged."""

@@ -28,6 +28,7 @@ from milepost.clock import Clock
 from milepost.errors import ConflictError, CorruptError, NotFoundError, StoreError, UsageError
 from milepost.store.base import Guard, Store
 from milepost.store.lock import Holder
+from milepost.threads import Member
 
 log = logging.getLogger("milepost")
 
@@ -118,7 +119,7 @@ class LeaseGuard(Guard):
         # Reentrant: an engine that is dropped gives its lease up from whatever the collector interrupts, a beat too.
         self._beating = threading.RLock()
         self._left = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Member | None = None
 
     def __enter__(self) -> None:
         self._left.clear()
@@ -133,7 +134,7 @@ class LeaseGuard(Guard):
             raise
         if self._lease.renewed:
             # A daemon, since it must not keep a process alive. A forked child has no copy of it, and so renews nothing.
-            self._thread = threading.Thread(target=self._keep_beating, name="milepost-lease", daemon=True)
+            self._thread = Member(self._keep_beating, "milepost-lease")
             self._thread.start()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -143,11 +144,10 @@ class LeaseGuard(Guard):
         if self._record is not None:
             _held_here.discard(self._record.incarnation)
         thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(self._lease.ttl_s)
-            if thread.is_alive():  # a beat hangs in the network; should it land one day, it finds other bytes than it expects
-                self._was_not_given_back("a renewal has not come back")
-                return
+        if thread is not None and thread is not threading.current_thread() and not thread.wait(self._lease.ttl_s):
+            # A beat hangs in the network; should it land one day, it finds other bytes than it expects.
+            self._was_not_given_back("a renewal has not come back")
+            return
         with self._beating:
             try:
                 if self._mine is not None:

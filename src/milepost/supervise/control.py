@@ -13,7 +13,6 @@ import selectors
 import socket
 import stat
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from milepost.store.lock import FileLock, read_holder, sealed
 from milepost.store.lock import Holder as LockHolder
 from milepost.store.posix import Posix
 from milepost.supervise.orders import MAX_LINE_BYTES, Answer, Order, answered, read, written
+from milepost.threads import Member
 
 Submit: TypeAlias = Callable[[Order, str], "Future[Answer]"]
 
@@ -121,17 +121,19 @@ class Control:
         for each in (self._listener, self._poked):
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="milepost-control", daemon=True)
+        self._thread = Member(self._run, "milepost-control")
         self._thread.start()
 
     def close(self) -> None:
         """Send what is due, as far as it is taken at once, and go; the socket file goes, too."""
         self._is_closing = True
         self._wake()
-        self._thread.join()
-        with suppress(OSError):
-            if _name_of(self._path) == self._made:  # not that of another, if somebody has removed ours
-                self._path.unlink()
+        try:
+            self._thread.wait_out()
+        finally:
+            with suppress(OSError):
+                if _name_of(self._path) == self._made:  # not that of another, if somebody has removed ours
+                    self._path.unlink()
 
     def _wake(self) -> None:
         with suppress(BlockingIOError, OSError):

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 import milepost
 from milepost.engine import oneshot
-from milepost.errors import CorruptError, MilepostError, NotFoundError, UsageError
+from milepost.errors import CorruptError, MilepostError, MismatchError, NotFoundError, UsageError
 from milepost.pytorch import RecoverHandler, TrainEngine
 from milepost.pytorch.importing.areal import Areal, import_areal_in_place
 from milepost.pytorch.importing.base import Imported, Options
@@ -109,9 +110,19 @@ class TestResuming:
         trainer = trained("default")
         trainer.scheduler.step()
         torch.save(trainer.scheduler.state_dict(), found / "payloads" / "default" / "lr_scheduler.pt")
-        imported = bring(tmp_path / "trial", tmp_path / "run")
+        imported = bring(tmp_path / "trial", place_of(tmp_path))
         assert "default/lr_scheduler" in imported.components
         assert any(text.startswith("LR schedulers of critic:") for text in imported.left_out)
+        trainers = {name: Trainer(seed=99) for name in SEEDS}
+        engines = {name: TrainEngine(each.model, each.optimizer) for name, each in trainers.items()}
+        with RecoverHandler(tmp_path, mode="on", **WHERE) as handler:
+            with pytest.raises(MismatchError, match="default/lr_scheduler: saved a schedule, here none"):
+                handler.load(engines)
+            engines["default"] = replace(engines["default"], lr_scheduler=trainers["default"].scheduler)
+            info = handler.load(engines)
+        assert info is not None
+        assert any("its settings were not saved apart" in text for text in info.inexact)
+        assert trainers["default"].scheduler.state_dict() == trainer.scheduler.state_dict()
 
 
 class TestLayouts:

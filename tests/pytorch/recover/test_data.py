@@ -16,7 +16,7 @@ from milepost.errors import MismatchError
 from milepost.pytorch import Evaluator, RecoverHandler, TrainedFrontier, TrainEngine
 from tests.pytorch.dcp.ranks import attempt, run
 from tests.pytorch.recover.loaders import distributed, numbers, torchdata
-from tests.pytorch.recover.training import at
+from tests.pytorch.recover.training import Loader, at
 
 
 def handler(place: Path, freq_steps: int = 1) -> RecoverHandler:
@@ -69,6 +69,16 @@ def test_a_loader_that_is_another_one_is_refused_before_anything_is_changed(tmp_
         with pytest.raises(MismatchError, match="data/workers: saved 0, here 2"):
             second.load(live, dataloader=TrainedFrontier(torchdata(10, 2)))
         assert torch.equal(live["default"].model.state_dict()["weight"], before)
+
+
+def test_a_position_that_nobody_goes_on_from_is_told(tmp_path: Path) -> None:
+    live = engines()
+    with handler(tmp_path) as one:
+        one.dump(live, at(0), dataloader=Loader(), force=True)
+    with handler(tmp_path) as one:
+        info = one.load(live)
+    assert info is not None
+    assert [text.partition(":")[0] for text in info.inexact] == ["data"]
 
 
 def test_counters_of_an_evaluator_come_back(tmp_path: Path) -> None:

@@ -304,11 +304,13 @@ def test_functions_of_another_python_and_attributes_of_another_torch_are_named_a
     assert any("fresh" in one for one in found.not_compared)
 
 
-def test_a_schedule_that_was_not_saved_leaves_the_one_here_and_says_so() -> None:
+def test_a_schedule_of_which_only_the_state_was_saved_is_not_compared_and_that_is_said() -> None:
     live = fingerprint(lr_scheduler.StepLR(optimizer(), 3))
     assert fingerprint(None) is None
     assert compare("x", None, None) == Compared()
-    assert compare("x", None, live).not_compared == ("x: no schedule was saved, the one here stays as it is",)
+    assert compare("x", None, live).not_compared == (
+        "x: its settings were not saved apart: not compared, and loaded with its state",
+    )
     assert [str(one) for one in compare("x", live, None).differences] == ["x: saved torch.optim.lr_scheduler.StepLR, here none"]
 
 

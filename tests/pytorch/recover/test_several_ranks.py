@@ -25,7 +25,7 @@ from milepost.pytorch.recover import loading
 from milepost.pytorch.recover.staging import Copies
 from tests.pytorch.dcp.ranks import run as launch
 from tests.pytorch.recover.gates import Gate, failing_blobs, held_blobs
-from tests.pytorch.recover.test_refusals import Sampler, damage
+from tests.pytorch.recover.test_refusals import Counter, Sampler, damage
 from tests.pytorch.recover.test_round_trips import handler
 from tests.pytorch.recover.training import Loader, at, digest, engines, run, train
 
@@ -54,9 +54,23 @@ def goes_on(rank: int, place: str, until: int) -> tuple[str, RecoverInfo | None]
     trained, loader = engines(shard=True, modes=MIXED), Loader(rank)
     torch.manual_seed(rank)
     with handler(Path(place), keep=milepost.Keep(last=2)) as each:
-        info = each.load(trained, dataloader=loader)
-        run(each, trained, loader, until, info.last_step_info.next().global_step if info else 0)
+        info = each.load(trained, dataloader=loader, extra={"mine": Counter(), "ours": Counter()})
+        things = {"mine": Counter(rank), "ours": Counter(7)}
+        run(each, trained, loader, until, info.last_step_info.next().global_step if info else 0, extra=things)
     return digest(trained, loader), info
+
+
+def has_its_own_things(rank: int, place: Path) -> Any:
+    trained, loader = made(rank)
+    things = {"mine": Counter(rank), "ours": Counter(7), f"of rank {rank}": Counter(3)}
+    with handler(place) as each:
+        each.dump(trained, at(0), dataloader=loader, extra=things, force=True)
+        each.wait()
+        dist.barrier()
+        fresh = {name: Counter(9) for name in things}
+        info = each.load(trained, dataloader=loader, extra=fresh)
+    assert info is not None
+    return [fresh[name].value - things[name].value for name in things], info.inexact, info.warnings
 
 
 def fails_while_staging(rank: int, place: Path) -> Any:
@@ -217,6 +231,7 @@ SCENES = (
     is_damaged,
     is_published_at_once,
     leaves_at_another_step,
+    has_its_own_things,
 )
 
 
@@ -247,6 +262,7 @@ ON_BOTH = {
     is_damaged: (0, 1, True),
     is_published_at_once: (None, 1, True),
     leaves_at_another_step: ("UsageError", "ranks-apart"),
+    has_its_own_things: ([0, 0, 0], (), ()),
 }
 
 
@@ -258,8 +274,9 @@ def test_what_one_rank_meets_all_of_them_are_told(on_two_ranks: list[dict[str, A
 def weights(rank: int, place: str) -> tuple[dict[str, Any], RecoverInfo | None]:
     trained, loader = engines(shard=dist.is_initialized(), seed=5), Loader(rank)
     with handler(Path(place)) as each:
-        info = each.load(trained, dataloader=loader)
-    found: dict[str, Any] = {"position": loader.position}
+        things = {"mine": Counter(9), "ours": Counter(9)}
+        info = each.load(trained, dataloader=loader, extra=things)
+    found: dict[str, Any] = {"position": loader.position, **{name: thing.value for name, thing in things.items()}}
     for name, engine in trained.items():
         moments = engine.optimizer.state_dict()["state"] if engine.optimizer else {}
         tensors = {
@@ -291,7 +308,8 @@ def test_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_load_the_same(tmp_pa
     info = four[0][1]
     assert info is not None
     assert not info.exact
-    assert {text.partition(":")[0] for text in info.inexact} >= {"rng"}
+    assert {text.partition(":")[0] for text in info.inexact} >= {"rng", "extra/mine"}
+    assert (four[0][0]["mine"], four[0][0]["ours"]) == (9, 7)  # one is kept, the other was the same on all ranks
     assert one[0][0]["position"] == 9  # both ranks were at the same place
 
 

@@ -15,6 +15,7 @@ from milepost.engine import asked, beats
 from milepost.engine.beats import Beats
 from milepost.engine.supervised import RESUME, SKIP, STOP_AT, SUPERVISED
 from milepost.errors import StoreError, UsageError
+from milepost.lifecycle import stopping
 from milepost.lifecycle.retain import Keep
 from milepost.lifecycle.stopping import Stop, Stopped
 from milepost.publish.layout import manifest
@@ -157,3 +158,15 @@ def test_it_goes_on_from_what_it_is_told_to_and_passes_over_what_kills_its_loade
             assert info.generation == generation
         monkeypatch.delenv(told)
     assert {number: mark.kind for number, mark in read(local(Path(handler.root))).marks.items()} == {3: "kills-loader"}
+
+
+def test_before_any_save_was_measured_the_end_is_reckoned_by_what_there_is_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "_RATE", 1e-3)  # bytes a second: what is small here is a model of terabytes
+    live, loader = engines(), Loader()
+    with handler_in(tmp_path) as handler:
+        handler.load(live, dataloader=loader)
+        handler._ending.stop_by("1h", path="limit", at_once=False)
+        with pytest.raises(Stopped):
+            run(handler, live, loader, 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from milepost.errors import MissingExtraError, UsageError
 from milepost.text import plain
+from milepost.threads import Member
 
 log = logging.getLogger("milepost")
 
@@ -63,7 +64,7 @@ class Uploads:
         self._stop = threading.Event()
         self._waiting: tuple[str, str] | None = None
         self._sending: str | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Member | None = None
         self.sent: str | None = None
         """The path of the export that was sent last."""
         self.failure = ""
@@ -77,7 +78,7 @@ class Uploads:
             self._waiting = (path, message)
             if self._thread is None:
                 # A daemon: a Hub that answers nobody must not keep a finished run from ending.
-                self._thread = threading.Thread(target=self._run, name="milepost-upload", daemon=True)
+                self._thread = Member(self._run, "milepost-upload")
                 self._thread.start()
 
     def busy(self) -> set[str]:
@@ -90,9 +91,9 @@ class Uploads:
         with self._lock:
             thread = self._thread
         if thread is not None:
-            thread.join(self._upload.close_wait_s)
+            thread.wait(self._upload.close_wait_s)
         self._stop.set()
-        if thread is not None and thread.is_alive():
+        if thread is not None and thread.works:
             log.warning("[upload] not waited for any longer: %s", ", ".join(sorted(self.busy())))
 
     def _run(self) -> None:

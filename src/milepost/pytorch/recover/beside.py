@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from milepost.errors import UsageError
 from milepost.pytorch.ranks import Ranks
 from milepost.pytorch.recover.epochs import shares_of
-from milepost.pytorch.recover.payload import DATA, RNG
-from milepost.pytorch.recover.sharing import reshare
+from milepost.pytorch.recover.payload import DATA, EXTRA, RNG
+from milepost.pytorch.recover.sharing import reshare, same
 from milepost.records import Difference
 from milepost.state.protocol import Stateful
 from milepost.state.rng import Rng
@@ -34,7 +34,7 @@ _SINGLE = ("saver", "evaluator", "stats_logger")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Hold the objects beside the engines. All but the data are the same on all ranks."""
+    """Hold the objects beside the engines. The data and the user's own are each rank's; the others are the same on all."""
 
     dataloader: Part | None = None
     saver: Part | None = None
@@ -59,19 +59,20 @@ class Beside:
 
     def states(self) -> dict[str, Any]:
         """Return what stands in the progress record."""
-        found: dict[str, Any] = {name: part.state_dict() for name in _SINGLE if (part := getattr(self, name)) is not None}
-        if self.extra:
-            found["extra"] = {name: value.state_dict() for name, value in self.extra.items()}
-        return found
+        return {name: part.state_dict() for name in _SINGLE if (part := getattr(self, name)) is not None}
 
     def own(self, rng: Rng) -> dict[str, Any]:
         """Return what this rank has by itself."""
         own: dict[str, Any] = {RNG: rng.state_dict()}
-        return own if self.dataloader is None else {**own, DATA: self.dataloader.state_dict()}
+        if self.dataloader is not None:
+            own[DATA] = self.dataloader.state_dict()
+        if self.extra:
+            own[EXTRA] = {name: part.state_dict() for name, part in self.extra.items()}
+        return own
 
-    def differences(self, progress: Mapping[str, Any]) -> list[Difference]:
+    def differences(self, progress: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> list[Difference]:
         """Name what is on one side only."""
-        there = {name for name in _SINGLE if name in progress} | {f"extra/{name}" for name in progress.get("extra", {})}
+        there = {name for name in _SINGLE if name in progress} | {f"extra/{name}" for one in own for name in one.get(EXTRA, {})}
         here = {name for name, part in self._parts().items() if part is not None}
         missing = [
             Difference(name, "nothing", "something, which stays as it is", "missing-optional") for name in sorted(here - there)
@@ -80,15 +81,29 @@ class Beside:
 
     def put_back(self, progress: Mapping[str, Any]) -> None:
         """Overwrite what was saved; what was not stays as it is."""
-        saved = {**progress, **{f"extra/{name}": state for name, state in progress.get("extra", {}).items()}}
-        for name, part in self._parts().items():
-            if part is not None and name in saved:
-                part.load_state_dict(saved[name])
+        for name in _SINGLE:
+            if (part := getattr(self, name)) is not None and name in progress:
+                part.load_state_dict(progress[name])
+
+    def put_extra(self, own: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Overwrite the user's own, and return why some of it stays as it is.
+
+        ``own`` is this rank's alone if as many ranks have saved as load: each gets what it had. Else it is every rank's, and
+        what was the same on all comes back.
+        """
+        left = []
+        for name, part in self.extra.items():
+            saved = [one[EXTRA][name] for one in own if name in one.get(EXTRA, {})]
+            if len(saved) == len(own) and all(same(saved[0], each) for each in saved[1:]):
+                part.load_state_dict(saved[0])
+            elif saved:
+                left.append(f"extra/{name}: each rank had its own, and another number of ranks has saved: it stays as it is")
+        return left
 
     def place(self, own: Sequence[Mapping[str, Any]], saved_by: int, ranks: Ranks) -> tuple[Any, list[str]]:
         """Return the place in the data that this rank gets, None for none; and why data comes twice or not at all."""
         if self.dataloader is None:
-            return None, []
+            return None, ["data: a position was saved, and there is no loader to go on from it"] * any(DATA in one for one in own)
         if not all(DATA in one for one in own):
             return None, ["data: no position was saved, the one here stays as it is"]
         states = [one[DATA] for one in own]

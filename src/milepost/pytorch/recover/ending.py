@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ _TORCHRUNS_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 class Ending:
     """Be what one rank's handler knows of the end that is coming, and what it shows of itself.
 
-    In the order of a run: `begin`, `named`, `loading`, `trains`; at each dump `at`, then `saving` and `published`; `ended` with
+    In the order of a run: `begin`, `loading`, `trains`; at each dump `at`, then `saving` and `published`; `ended` with
     the last one; `close`. `begin` and `at` are called on all ranks at once.
     """
 
@@ -44,8 +44,6 @@ class Ending:
         limit = grace_here(grace)
         self.beat = Beat()
         self.meter = Meter(clock, None, limit)
-        self.size_bytes = 0
-        """What a save would write on this rank, for the time before any was measured."""
         self._requests = Requests(clock, settings_of(stop, limit))
         self._clock, self._url = clock, url
         self._ranks: Ranks | None = None
@@ -106,14 +104,10 @@ class Ending:
         """Return whether it listens by now."""
         return self._ranks is not None
 
-    def named(self, run_id: str) -> None:
-        """Say which run it is, once that is known."""
-        self.beat.name(self._url, run_id)
-
     def loading(self, manifest: Manifest) -> None:
         """Say which generation is about to be loaded: if that kills this process, somebody knows what did."""
         self.beat.loading, self.beat.phase = manifest.number, "resuming"
-        self.named(manifest.run_id)
+        self.beat.name(self._url, manifest.run_id)
 
     def trains(self, generation: int, step: int, events: Events | None) -> None:
         """Say that all is in place, and training begins: from a generation, or anew with 0. ``events``: of who holds the root."""
@@ -121,17 +115,20 @@ class Ending:
         self.beat.loading, self.beat.resumed = 0, generation
         self.beat.at(step)
 
-    def at(self, step: int, *, is_due: bool = False, has_failed: bool = False) -> tuple[bool, bool, Verdict]:
+    def at(
+        self, step: int, *, is_due: bool = False, has_failed: bool = False, size_bytes: Callable[[], int] = lambda: 0
+    ) -> tuple[bool, bool, Verdict]:
         """Return whether a save is due, whether some rank has failed, and what the ranks do about the end, the same on each.
 
-        ``is_due`` counts on rank 0 only, whose clock decides; ``has_failed`` on any. Raises `UsageError` (kind ``ranks-apart``)
+        ``is_due`` counts on rank 0 only, whose clock decides; ``has_failed`` on any. ``size_bytes`` is asked what this rank would
+        write, while there is an end to reckon with and no save was measured. Raises `UsageError` (kind ``ranks-apart``)
         on all ranks where they are not at the same step, and `ServiceError` (kind ``rank-lost``).
         """
         is_busy = self._flight is not None and self._flight.ended_ns is None
         self.beat.at(step, "saving" if is_busy else "training")
         self.meter.point(step, self._clock.monotonic_ns(), busy=is_busy)
         self._requests.poll()
-        word = self._word()
+        word = self._word(size_bytes)
         ranks = self._together
         told = [is_due and ranks.is_first, has_failed, is_urgent(word), step, -step]
         due, failed, urgent, last, first = ranks.highest([int(each) for each in told])
@@ -148,14 +145,15 @@ class Ending:
         self._saved.update(verdict.early)
         return bool(due), bool(failed), verdict
 
-    def _word(self) -> Word:
+    def _word(self, size_bytes: Callable[[], int]) -> Word:
         now_ns, costs = self._clock.monotonic_ns(), self.meter.costs
         requests = tuple(
             replace(each, deadline_ns=None if each.deadline_ns is None else each.deadline_ns - now_ns)
             for each in self._requests.all
         )
         saved = frozenset(self._saved)
-        return Word(requests, saved, costs.duration_s, costs.slowest_s, self.meter.gap_s, self.size_bytes)
+        size = size_bytes() if requests and not costs.duration_s else 0
+        return Word(requests, saved, costs.duration_s, costs.slowest_s, self.meter.gap_s, size)
 
     @contextmanager
     def saving(self, step: int, verdict: Verdict) -> Iterator[Flight]:
@@ -181,7 +179,7 @@ class Ending:
     def published(self, run_id: str, number: int) -> None:
         """Say that a generation is published. From any thread, on all ranks: each node has somebody who looks."""
         self.beat.generation = number
-        self.named(run_id)
+        self.beat.name(self._url, run_id)
 
     def ended(self, verdict: Verdict, step: int, newest: Summary | None, events: Events | None) -> Stopped:
         """Note that all is durable, and return what to raise on this rank once the root is given up."""

@@ -38,6 +38,7 @@ from milepost.pytorch.recover.modes import mode_of
 from milepost.pytorch.recover.reading import Choosing
 from milepost.pytorch.recover.saving import Saving, Task
 from milepost.pytorch.recover.seen import check_seen
+from milepost.pytorch.recover.staging import size_of
 from milepost.pytorch.steps import StepInfo
 from milepost.pytorch.ticking import Ticks
 from milepost.records import Summary
@@ -150,7 +151,7 @@ class RecoverHandler:
         groups.ranks.together(self._start_anew if which == "never" else self._claim_or_import)
         if which == "never":
             self._state = "ready"
-            self._train_on(None)
+            self._train_on(None, engines)
             return None
         choosing = Choosing(self._store, groups.ranks, self._keep, self._trust_pickle, self._ending.loading)
         loading = Loading(
@@ -165,14 +166,14 @@ class RecoverHandler:
         self._state = "ready"
         if info is not None:
             self._tell(info, engines)
-        self._train_on(info)
+        self._train_on(info, engines)
         return info
 
-    def _train_on(self, info: RecoverInfo | None) -> None:
+    def _train_on(self, info: RecoverInfo | None, engines: Mapping[str, TrainEngine]) -> None:
         """Say that all is in place; leave where that is wanted already, before anything is trained."""
         step = info.step if info is not None else 0
         self._ending.trains(info.generation if info is not None else 0, step, self._events)
-        verdict = self._ending.at(step)[2]
+        verdict = self._ending.at(step, size_bytes=lambda: size_of(engines))[2]
         if verdict.leaves:
             self._leave(verdict, step)
 
@@ -204,7 +205,9 @@ class RecoverHandler:
             return False
         ranks = self._begun.ranks
         why = "forced" if force else self._ticks.due(_TICKS, step)
-        due, failed, verdict = self._ending.at(step.global_step, is_due=why is not None, has_failed=self._saving.has_failed)
+        due, failed, verdict = self._ending.at(
+            step.global_step, is_due=why is not None, has_failed=self._saving.has_failed, size_bytes=lambda: size_of(engines)
+        )
         if failed or due or verdict != TRAIN:
             self._settle_together(verdict)
         if not due and verdict == TRAIN:

@@ -106,7 +106,7 @@ class Loading:
                 generation=found.chosen.manifest.number,
             )
         every = [one for name, engine in self.engines.items() for one in self._engine_differences(found, name, engine)]
-        return every + self.beside.differences(found.progress) + self.beside.place_differences(self._place(found)[0])
+        return every + self.beside.differences(found.progress, found.own) + self.beside.place_differences(self._place(found)[0])
 
     def _place(self, found: Found) -> tuple[Any, list[str]]:
         return self.beside.place(found.own, found.chosen.index.ranks, self.choosing.ranks)
@@ -131,6 +131,8 @@ class Loading:
             here = [] if scheduler is None else ["a schedule, which stays as it is"]
             return [Difference(path, "nothing", each, "missing-optional") for each in here]
         saved = found.progress.get("schedules", {}).get(name)
+        if saved is None and scheduler is None:
+            return [Difference(path, "a schedule", "none", "schedule")]
         compared = compare(path, saved, fingerprint(scheduler))
         self.inexact += compared.not_compared
         self.warnings += compared.doubtful
@@ -192,7 +194,7 @@ class Loading:
             self.ticks.load_state_dict(found.progress["handler"])
         place, why = self._place(found)
         self.beside.put_data(place)
-        self.inexact += why
+        self.inexact += why + self.beside.put_extra(found.own)
 
     def _hand_over(self, found: Found, step: StepInfo, rejected: list[Skipped]) -> RecoverInfo:
         """Give restored weights to who samples with them; generators come last, since all before may have drawn."""

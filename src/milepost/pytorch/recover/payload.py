@@ -1,8 +1,8 @@
 """Name what one generation of a training holds: the keys of its state dict, and which component each of them is.
 
 The state dict is ``{engine: {"model": {fqn: tensor}, "optim": ..., "lr_scheduler": Own(state)}, "recover": Own(progress)}`` with
-an entry for each engine; the actor is ``default``. What each rank has by itself (``rng``, ``data``) stands under ``own``, as in
-`milepost.pytorch.dcp.save`.
+an entry for each engine; the actor is ``default``. What each rank has by itself (``rng``, ``data``, ``extra``) stands under
+``own``, as in `milepost.pytorch.dcp.save`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from milepost.pytorch.steps import StepInfo
 ACTOR = "default"
 MODEL, OPTIM, LR_SCHEDULER = "model", "optim", "lr_scheduler"
 RECOVER = "recover"
-RNG, DATA = "rng", "data"
+RNG, DATA, EXTRA = "rng", "data", "extra"
 """What each rank has by itself, by name."""
 _PARTS = {MODEL: "policy", OPTIM: "optimizer", LR_SCHEDULER: "lr_scheduler"}
 _STEP = ("epoch", "epoch_step", "global_step", "steps_per_epoch")
@@ -63,8 +63,7 @@ def state_of(engines: Mapping[str, Mapping[str, Any]], progress: Mapping[str, An
 def progress_of(step: StepInfo, engines: Iterable[str], **rest: Any) -> dict[str, Any]:
     """Return what stands under ``recover``: the step that was trained last, the engines, and the states in ``rest``.
 
-    ``rest``: ``handler``, ``saver``, ``evaluator``, ``stats_logger``, ``schedules`` by engine, ``extra`` by name. One that is
-    None is left out.
+    ``rest``: ``handler``, ``saver``, ``evaluator``, ``stats_logger``, ``schedules`` by engine. One that is None is left out.
     """
     info = {name: getattr(step, name) for name in _STEP}
     return {"step_info": info, "engines": [*engines], **{name: value for name, value in rest.items() if value is not None}}

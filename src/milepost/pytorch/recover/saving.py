@@ -99,8 +99,6 @@ class Saving:
         self._copies.close()
 
     def _raise_on_all(self, groups: Groups, flight: Flight, failure: BaseException | None) -> None:
-        if failure is not None and not isinstance(failure, Exception):
-            raise failure
         try:
             groups.ranks.agree(failure)
         except BaseException:

@@ -68,11 +68,15 @@ def fingerprint(scheduler: Any) -> dict[str, Any] | None:
 def compare(path: str, saved: Mapping[str, Any] | None, live: Mapping[str, Any] | None) -> Compared:
     """Compare two fingerprints of an engine's schedule; ``path`` is what it is called, ``default/lr_scheduler``.
 
-    One that was not saved is no difference: the live one stays as it is, and that is said. Raises `CorruptError` (kind
+    Where none was saved (a checkpoint that was imported) that is said, and is no difference. Raises `CorruptError` (kind
     ``bad-schedule``) for what is no fingerprint.
     """
     if saved is None:
-        return Compared() if live is None else Compared((), (f"{path}: no schedule was saved, the one here stays as it is",))
+        return (
+            Compared()
+            if live is None
+            else Compared((), (f"{path}: its settings were not saved apart: not compared, and loaded with its state",))
+        )
     theirs = _checked(saved)
     if live is None:
         return Compared((Difference(path, theirs["settings"].get("class", "a schedule"), "none", "schedule"),))
@@ -214,7 +218,7 @@ def _checked(fingerprint: Any) -> Mapping[str, Any]:
         raise CorruptError(
             "this is not what a learning-rate schedule was made of",
             kind="bad-schedule",
-            hint='handler.load(..., on_mismatch={"schedule": "warn"}) goes on with the schedule that is here',
+            hint="load an older one: handler.load(..., which=NUMBER)",
             cause=f"{type(error).__name__}: {error}",
         ) from error
     checked: Mapping[str, Any] = fingerprint

@@ -15,6 +15,7 @@ from milepost.errors import UsageError
 from milepost.pytorch.export.gathering import Memory, memory_for, place
 from milepost.pytorch.leaves import TensorKind
 from milepost.pytorch.recover.engines import SaveMode, TrainEngine
+from milepost.pytorch.recover.models import model_state
 
 log = logging.getLogger("milepost")
 
@@ -34,6 +35,13 @@ def _part(tensor: torch.Tensor) -> torch.Tensor:
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     wait = getattr(part, "wait", None)  # the result of a collective that may not have come yet
     return (wait() if wait is not None else part).detach()
+
+
+def size_of(engines: Mapping[str, TrainEngine]) -> int:
+    """Return about how many bytes of tensors there are on this rank: weights, and what optimizers have by now."""
+    states = [model_state(engine.model) for engine in engines.values()]
+    states += [state for engine in engines.values() if engine.optimizer is not None for state in engine.optimizer.state.values()]
+    return sum(_size(_part(value)) for state in states for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def of_engine(tensors: Flat, engine: str) -> dict[str, torch.Tensor]:
