@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,8 @@ import torch.distributed as dist
 
 from milepost.errors import MilepostError, ServiceError
 from milepost.pytorch.dcp.together import as_error
+from milepost.pytorch.dcp.writer import group_gone
+from milepost.pytorch.gloo import group_of
 from milepost.text import plain
 
 T = TypeVar("T")
@@ -29,7 +30,15 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """Return how many there are by now: a process group may be made after this object."""
+        """Return how many there are by now: a process group may be made after this object.
+
+        Raises `UsageError` (kind ``group-gone``) where the group was ended: what they were to do together is nothing that one of
+        them may do by itself.
+        """
+        if self._group is not None:
+            if not is_alive(self._group):
+                raise group_gone()
+            return len(dist.get_process_group_ranks(self._group))
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     @property
@@ -74,9 +83,10 @@ class Ranks:
         A rank that is gone, or silent for as long as the process group waits, is a `ServiceError` (kind ``rank-lost``). What is
         no `Exception`, as a Ctrl-C, is raised as it is where it struck, and as a `ServiceError` (kind ``rank-failed``) elsewhere.
         """
+        is_gone = self._group is not None and not is_alive(self._group)
+        if failure is not None and (is_gone or self.count == 1):
+            raise failure
         if self.count == 1:
-            if failure is not None:
-                raise failure
             return
         try:
             failures = self.told_by_all(None if failure is None else _portable(failure))
@@ -112,26 +122,29 @@ class Ranks:
             self._beside = None
         world = self._group or dist.group.WORLD
         if self._beside is None or self._beside[0] is not world:
-            members = dist.get_process_group_ranks(world)
             with self._losses():
-                group = dist.new_group(
-                    members,
-                    timedelta(seconds=timeout_s),
-                    backend="gloo",
-                    # Ranks outside of this group do not come to its making.
-                    use_local_synchronization=len(members) < dist.get_world_size(),
-                )
+                group = group_of(world, timeout_s)
             self._beside = (world, Ranks(group))
         return self._beside[1]
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
-        """Say of what a process group raises that the ranks have lost each other."""
+        """Say of what a process group raises that the ranks have lost each other, and remember it."""
         try:
-            yield
-        except (RuntimeError, OSError) as error:
+            with losses():
+                yield
+        except ServiceError:
             self._is_lost = True
-            raise as_error(error) from error
+            raise
+
+
+def is_alive(group: dist.ProcessGroup) -> bool:
+    """Say whether a process group was not destroyed."""
+    try:
+        dist.get_process_group_ranks(group)
+    except KeyError:
+        return False
+    return True
 
 
 @contextmanager
@@ -152,6 +165,15 @@ def late_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if struck:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def losses() -> Iterator[None]:
+    """Say of what a process group raises that the ranks have lost each other."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise as_error(error) from error
 
 
 def _portable(failure: BaseException) -> MilepostError:

@@ -29,6 +29,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from milepost.errors import CorruptError, MismatchError, UsageError
 from milepost.pytorch import TrainedFrontier
+from milepost.pytorch.recover.sharing import same
 from milepost.state.tree import flatten
 from tests.pytorch.recover.loaders import PER_BATCH, Plain, distributed, numbers, torchdata
 
@@ -501,7 +502,7 @@ def test_what_is_no_position_is_refused_and_changes_nothing(change: dict[str, An
     assert frontier.draw()[0] == 1
 
 
-@pytest.mark.parametrize("state", [None, {}, [], "x", {"place": 3}])
+@pytest.mark.parametrize("state", [None, {}, [], "x"])
 def test_a_state_of_something_else_is_refused(state: Any) -> None:
     with pytest.raises(CorruptError):
         TrainedFrontier(Plain(8)).load_state_dict(state)
@@ -540,3 +541,68 @@ def test_where_a_loader_began_is_asked_before_it_is_moved_back_there() -> None:
         begun.load_state_dict(at_start)
     fresh.load_state_dict(at_start)
     assert fresh.draw()[0] == 0
+
+
+def moved(make: Callable[[int], Any], batches: int) -> Any:
+    """Return a loader that was brought to a place of its own before anything else knows of it."""
+    ahead, loader = make(9), make(9)
+    for _, _ in zip(range(batches), ahead, strict=False):
+        pass
+    loader.load_state_dict(ahead.state_dict())
+    return loader
+
+
+def untold(size: int) -> Plain:
+    """Return a plain loader that is told no epochs."""
+    loader = Plain(size)
+    loader.set_epoch = None  # type: ignore[assignment, method-assign]
+    return loader
+
+
+@pytest.mark.parametrize("make", [untold, torchdata], ids=["plain", "torchdata"])
+@pytest.mark.parametrize("batches", [2, 5])
+def test_a_loader_that_was_moved_before_keeps_its_place_when_it_is_saved_before_the_first_draw(
+    make: Callable[[int], Any], batches: int
+) -> None:
+    live = TrainedFrontier(moved(make, batches))
+    state = copy.deepcopy(live.state_dict())
+    torch.manual_seed(3)
+    expected = [numbers(live.draw()[1]) for _ in range(6)]
+    after = torch.get_rng_state()
+    again = TrainedFrontier(make(9))
+    again.load_state_dict(state)
+    assert same(again.state_dict(), state)  # saved once more before a draw
+    torch.manual_seed(3)
+    assert [numbers(again.draw()[1]) for _ in range(6)] == expected
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("make", [untold, torchdata], ids=["plain", "torchdata"])
+@pytest.mark.parametrize("batches", [2, 5])
+def test_a_loaders_own_position_is_where_ordinals_begin(make: Callable[[int], Any], batches: int) -> None:
+    given = moved(make, batches)
+    own = given.next_iter_state if make is torchdata else given.state_dict()
+    expected = [numbers(batch) for batch in left_alone(moved(make, batches), 4)]
+    frontier = TrainedFrontier(make(9))
+    frontier.load_state_dict(copy.deepcopy(own))
+    first, drawn = frontier.draw()
+    frontier.trained(first)
+    assert (first, [numbers(drawn), *(numbers(frontier.draw()[1]) for _ in range(3))]) == (0, expected)
+    resumed = TrainedFrontier(make(9))
+    resumed.load_state_dict(frontier.state_dict())
+    assert [numbers(resumed.draw()[1]) for _ in range(3)] == expected[1:]
+
+
+def left_alone(loader: Any, count: int) -> list[Any]:
+    """Return what a loader gives over its epochs by itself."""
+    given: list[Any] = []
+    while len(given) < count:
+        given += list(loader)
+    return given[:count]
+
+
+def test_a_loaders_own_position_is_not_taken_where_epochs_are_told() -> None:
+    frontier = TrainedFrontier(Plain(8))
+    with pytest.raises(MismatchError, match="data/epoch: saved not saved"):
+        frontier.load_state_dict({"place": 3})
+    assert frontier.draw()[0] == 0

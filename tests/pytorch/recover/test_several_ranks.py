@@ -14,15 +14,17 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import milepost
 from milepost.errors import MilepostError, StoreError
-from milepost.pytorch import RecoverInfo, TrainEngine
+from milepost.pytorch import RecoverInfo, TrainEngine, WeightUpdate, dcp
+from milepost.pytorch.dcp.holding import is_held
 from milepost.pytorch.recover import loading
 from milepost.pytorch.recover.staging import Copies
 from tests.pytorch.dcp.ranks import run as launch
-from tests.pytorch.recover.gates import failing_blobs, held_blobs
+from tests.pytorch.recover.gates import Gate, failing_blobs, held_blobs
 from tests.pytorch.recover.test_refusals import Counter, Sampler, damage
 from tests.pytorch.recover.test_round_trips import handler
 from tests.pytorch.recover.training import Loader, at, digest, engines, run, train
@@ -197,7 +199,29 @@ def leaves_at_another_step(rank: int, place: Path) -> Any:
         return told(lambda: each.dump(trained, at(rank), dataloader=loader))
 
 
+class Failing(Sampler):
+    """Fail on rank 1 before it asks for weights that are sharded."""
+
+    def update_weights(self, update: WeightUpdate) -> None:
+        if dist.get_rank() == 1:
+            raise OSError("no connection to the sampling side")
+        super().update_weights(update)
+
+
+def fails_to_hand_over(rank: int, place: Path) -> Any:
+    model = torch.nn.Linear(4, 2)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+    trained = {"default": TrainEngine(model, save_mode="sync")}
+    with handler(place) as each:
+        each.dump(trained, at(0), force=True)
+        first = told(lambda: each.load(trained, inference=Failing()))
+        again = Sampler()
+        each.load(trained, inference=again)
+        return first, [one if isinstance(one, str) else one[4]["weight"].shape for one in again.told]
+
+
 SCENES = (
+    fails_to_hand_over,
     fails_while_staging,
     fails_while_captured,
     fails_while_training_waits,
@@ -224,6 +248,7 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
 
 LOST = ("ServiceError", "rank-failed")
 ON_BOTH = {
+    fails_to_hand_over: (("UsageError", "ranks-apart"), ["pause", torch.Size([2, 4]), "resume"]),
     fails_while_staging: (LOST, None, True),
     fails_while_captured: (LOST, None),
     fails_while_training_waits: (("StoreError", "disk-full"), None, True),
@@ -286,3 +311,35 @@ def test_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_load_the_same(tmp_pa
     assert {text.partition(":")[0] for text in info.inexact} >= {"rng", "extra/mine"}
     assert (four[0][0]["mine"], four[0][0]["ours"]) == (9, 7)  # one is kept, the other was the same on all ranks
     assert one[0][0]["position"] == 9  # both ranks were at the same place
+
+
+def ends_its_groups(rank: int, place: str) -> Any:
+    """End all process groups before the thread of a save has begun, and make new ones; return what is told of that."""
+    trained, loader = made(rank, dict.fromkeys(MIXED, "async"))
+    gate, real, told_of = Gate(), dcp.save, []
+
+    def late(*args: Any, **more: Any) -> Any:
+        gate.pass_through()
+        return real(*args, **more)
+
+    each = handler(Path(place))
+    each.load(trained, dataloader=loader)
+    with mock.patch.object(dcp, "save", late):
+        each.dump(trained, at(0), dataloader=loader, force=True)
+        gate.wait()
+        dist.destroy_process_group()
+        gate.open()
+        told_of.append(told(each.wait))
+    told_of.append(told(lambda: each.dump(trained, at(1), dataloader=loader, force=True)))
+    dist.init_process_group("gloo", init_method=f"file://{place}-again", rank=rank, world_size=2)
+    told_of.append(told(lambda: each.dump(trained, at(1), dataloader=loader, force=True)))
+    told_of.append(told(each.close))
+    dist.barrier()
+    return told_of, each.newest, is_held(each.root)
+
+
+def test_no_rank_saves_by_itself_once_the_process_groups_are_gone(tmp_path: Path) -> None:
+    for errors, newest, is_still_held in launch(2, ends_its_groups, tmp_path / "meet", str(tmp_path / "root")):
+        assert errors == [("SaveFailed", "group-gone"), *[("UsageError", "group-gone")] * 2, ("", "")]
+        assert newest is None
+        assert not is_still_held

@@ -91,6 +91,8 @@ class RunWriter(StorageWriter):
         self.keep = keep_of(keep, Keep())
         self.components = checked(components)
         self.allow_pickle, self.key_file, self.blob_bytes = allow_pickle, key_file, blob_bytes
+        self.only_together = False
+        """There are several ranks, and none of them saves by itself."""
         self._guard = (lease_wait, take_over)
         self._store: Store | None = None
         self._holding: Holding | None = None
@@ -108,6 +110,9 @@ class RunWriter(StorageWriter):
         self._store, self._holding = open_root(self.root, SystemClock(), self.key_file), None
         self._has_begun = False
         check_whole(self._store.url)
+        if self.only_together and not dist.is_initialized():
+            # DCP has asked, too, and takes this process for the only one: what it would publish is a part of the state.
+            raise group_gone()
         if not kwargs.get("use_collectives", True):
             raise UsageError(
                 "without collectives there is nobody who could publish one generation of all ranks",
@@ -234,3 +239,12 @@ def rank_of_this_process(told: Mapping[str, Any]) -> int:
     if rank is None:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     return int(rank)
+
+
+def group_gone() -> UsageError:
+    """Return the error of ranks whose process group was destroyed: what they do together is nothing for one by itself."""
+    return UsageError(
+        "the process group of these ranks was destroyed",
+        kind="group-gone",
+        hint="close handlers and savers first, then dist.destroy_process_group(); for a new group construct new ones",
+    )

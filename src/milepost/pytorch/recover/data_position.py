@@ -30,7 +30,7 @@ class Position:
     place: Place
     """Where in its epoch the loader is before that batch."""
     loader: Any
-    """The loader's own state there."""
+    """The loader's own state there; where nothing was drawn, the one it was given with, None if it was new."""
     orders: Orders
     """What the epoch is drawn from."""
     begun: bool
@@ -101,6 +101,16 @@ def spans_of(ordinals: Collection[int]) -> tuple[tuple[int, int], ...]:
         else:
             spans.append((ordinal, ordinal + 1))
     return tuple(spans)
+
+
+def is_plain(state: Any) -> bool:
+    """Say whether a state is a loader's own position, and none of a `TrainedFrontier`."""
+    return isinstance(state, Mapping) and bool(state) and "kind" not in state
+
+
+def plain_position(state: Any, orders: Orders) -> Position:
+    """Return the place at which a loader's own position is the beginning."""
+    return Position(0, Place(0, 0), state, orders, True, (), 0, {}, None, None, None, epochs_begun=1)
 
 
 def read_position(state: Any) -> Position:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,19 @@ def set_epoch(loader: Any, epoch: int) -> None:
         tell = getattr(part, "set_epoch", None)
         if callable(tell):
             tell(epoch)
+
+
+def is_told_epochs(loader: Any) -> bool:
+    """Say whether anything within a loader is told which epoch begins."""
+    return any(callable(getattr(part, "set_epoch", None)) for part in parts_of(loader))
+
+
+def untouched_state(loader: Any) -> Any:
+    """Return where a loader of which nothing was drawn yet goes on, and do not move it; None for a new one of torchdata's.
+
+    To be asked for its state a loader of torchdata's begins its epoch, and draws from generators.
+    """
+    return copy.deepcopy(loader.next_iter_state if hasattr(loader, "next_iter_state") else loader.state_dict())
 
 
 def shares_of(loader: Any) -> int | None:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -19,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 from milepost.errors import MismatchError, UsageError
-from milepost.pytorch.recover.data_position import Place, Position, read_position, spans_of
-from milepost.pytorch.recover.epochs import set_epoch, shares_of, workers_of
+from milepost.pytorch.recover.data_position import Place, Position, is_plain, plain_position, read_position, spans_of
+from milepost.pytorch.recover.epochs import is_told_epochs, set_epoch, shares_of, untouched_state, workers_of
 from milepost.pytorch.recover.generators import Orders, at_batch, before_epoch, check_repeatable, set_before, set_now
+from milepost.pytorch.recover.sharing import same
 from milepost.records import Difference
 from milepost.state.protocol import Stateful
 
@@ -52,6 +54,8 @@ class TrainedFrontier:
     these are drawn again after a resume, and not given out. A batch that was drawn and is open is given out again, under the
     same ordinal. Only what is drawn ``ahead`` is kept in memory: one position of the loader each.
 
+    The loader may have been brought to a position before it is given here, as long as nothing of it is told epochs.
+
     ``set_epoch`` of the loader, its samplers or its dataset is called with each epoch's number, also when a position is loaded.
     May be used by several threads: one draws, another trains and saves.
     """
@@ -68,6 +72,8 @@ class TrainedFrontier:
             raise UsageError("a number of batches is at least 1", kind="bad-ahead", hint="ahead=1000", ahead=ahead)
         check_repeatable(loader)
         self._loader: Any = loader
+        self._made = untouched_state(loader)
+        """Where the loader was when it was given here."""
         self._ahead = ahead
         self._drawing, self._lock = threading.Lock(), threading.Lock()
         self._iterator: Iterator[Any] | None = None
@@ -154,7 +160,7 @@ class TrainedFrontier:
             return Position(
                 ordinal=self._frontier,
                 place=before.place if before else self._place,
-                loader=copy.deepcopy(before.position) if before else None,
+                loader=copy.deepcopy(before.position if before else self._made),
                 orders=before.orders if before else Orders(),
                 begun=before is not None,
                 epochs_begun=self._epochs_begun,
@@ -168,22 +174,30 @@ class TrainedFrontier:
 
     def state_differences(self, state: Any, /) -> list[Difference]:
         """Return why the loader would not take a position. Raises `CorruptError` (kind ``bad-position``) for what is none."""
+        if is_plain(state):
+            told = is_told_epochs(self._loader)
+            return [Difference("data/epoch", "not saved: it is the loader's own position", "set_epoch", "value")] if told else []
         saved = read_position(state)
         here = {"ranks that share an epoch": shares_of(self._loader), "workers": workers_of(self._loader)}
         there = {"ranks that share an epoch": saved.shares, "workers": saved.workers}
-        names = [name for name in here if saved.begun and here[name] != there[name]]
+        moved = saved.begun or self._is_elsewhere(saved)
+        names = [name for name in here if moved and here[name] != there[name]]
         return [Difference(f"data/{name}", str(there[name]), str(here[name]), "value") for name in names]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position. Batches that were given out are open no more; what was open then is given out again.
 
+        A loader's own position, as it says it without this, is taken as well: ordinals begin there. Not where something of it is
+        told epochs: which it was in is not known.
+
         Raises `CorruptError` (kind ``bad-position``) for what is none, and `MismatchError` (kind ``data-position``) for one of
         another number of ranks or workers, or that the loader does not take. Nothing is changed then, but for the loader in the
         last case.
         """
-        saved, differences = read_position(state), self.state_differences(state)
+        differences = self.state_differences(state)
         if differences:
             raise _not_taken(*differences)
+        saved = plain_position(state, before_epoch(self._loader)) if is_plain(state) else read_position(state)
         with self._drawing, self._lock:
             self._go_to(saved)
 
@@ -191,6 +205,9 @@ class TrainedFrontier:
         before = Drawn(saved.place, saved.loader, saved.orders) if saved.begun else self._first
         if before is None and self._before is not None:
             raise _not_taken(Difference("data/loader", "where it began", "not known, and it has been moved", "value"))
+        if before is None and self._is_elsewhere(saved):
+            self._load(saved.loader)  # begun by the first draw, as it was in the run that has saved
+            self._made = copy.deepcopy(saved.loader)
         # A loader draws from torch's generator when it begins. It begins here, and not at the next draw: the generators are
         # loaded after this, and are then those of a run that was never interrupted.
         iterator = None if before is None else self._begun_at(before)
@@ -206,19 +223,32 @@ class TrainedFrontier:
         if saved.batches is not None and saved.batches != batches:
             log.warning("[data] an epoch had %d batches and has %s now: ordinals stand for other batches", saved.batches, batches)
 
+    def _is_elsewhere(self, saved: Position) -> bool:
+        """Say whether nothing was drawn when it was saved, and the loader was somewhere else than this one was made."""
+        return not saved.begun and saved.loader is not None and not same(saved.loader, self._made)
+
+    def _load(self, position: Any) -> None:
+        with self._taking():
+            self._loader.load_state_dict(copy.deepcopy(position))
+
     def _begun_at(self, at: Drawn) -> Iterator[Any]:
-        try:
+        with self._taking():
             set_epoch(self._loader, at.place.epoch)
             set_before(self._loader, at.orders)
             self._loader.load_state_dict(copy.deepcopy(at.position))
             iterator: Iterator[Any] = iter(self._loader)
             set_now(self._loader, at.orders)
+        self._orders = at.orders
+        return iterator
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             # Whatever a loader raises: torchdata asserts, others look up keys.
             self._iterator = None
             raise _not_taken(Difference("data/loader", "a position", f"{type(error).__name__}: {error}", "value")) from error
-        self._orders = at.orders
-        return iterator
 
     def _take(self, *, across: bool) -> tuple[int, Any] | None:
         """Return the next batch to give out; None at the end of an epoch, unless it goes on across it."""
@@ -279,7 +309,8 @@ class TrainedFrontier:
             return iter(self._loader)
 
     def _check_not_empty(self) -> None:
-        if self._place.batches == 0:
+        # Nobody knows how much is left of the first epoch: the loader may have been given at the end of it.
+        if self._place.batches == 0 and self._place.epoch:
             raise UsageError(
                 "the loader gives no batch",
                 kind="empty-loader",

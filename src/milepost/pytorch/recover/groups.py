@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch.distributed as dist
 
-from milepost.pytorch.ranks import Ranks
+from milepost.pytorch.gloo import group_of
+from milepost.pytorch.ranks import Ranks, is_alive, losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,13 @@ class Groups:
     ranks: Ranks
     front: dist.ProcessGroup | None = None
     beside: dist.ProcessGroup | None = None
+    is_first: bool = True
+    """Known also when training has ended all groups."""
 
     def close(self) -> None:
         """Give both back, unless training has ended all of them already."""
         for group in (self.front, self.beside):
-            if group is not None and dist.is_initialized():
+            if group is not None and is_alive(group):
                 dist.destroy_process_group(group)
 
 
@@ -36,11 +38,6 @@ def make_groups(group: dist.ProcessGroup | None, timeout_s: float) -> Groups:
         # DCP warns of every save that a process makes by itself, whoever asked it to.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         return Groups(Ranks(group))
-    members = None if group is None else dist.get_process_group_ranks(group)
-    front, beside = (
-        dist.new_group(
-            members, timeout=timedelta(seconds=timeout_s), backend="gloo", use_local_synchronization=members is not None
-        )
-        for _ in range(2)
-    )
-    return Groups(Ranks(front), front, beside)
+    with losses():
+        front, beside = (group_of(group, timeout_s) for _ in range(2))
+    return Groups(Ranks(front), front, beside, dist.get_rank(front) == 0)

@@ -353,7 +353,7 @@ class RecoverHandler:
         self._state = "closed"
         self._ending.close()
         if self._made is not None:
-            if self._made.ranks.is_first:
+            if self._made.is_first:
                 dcp.give_up(self._store)
             self._made.close()
         self._saving.close()

@@ -19,7 +19,7 @@ from milepost.pytorch.dcp.choosing import Which
 from milepost.pytorch.recover import payload
 from milepost.pytorch.recover.beside import Beside, Part, put_rng
 from milepost.pytorch.recover.engines import TrainEngine
-from milepost.pytorch.recover.inference import Inference, WeightUpdate
+from milepost.pytorch.recover.inference import Gathering, Inference, WeightUpdate
 from milepost.pytorch.recover.info import RecoverInfo
 from milepost.pytorch.recover.models import model_state, names_of, put_model
 from milepost.pytorch.recover.optimizers import GROUPS, STATE, group_differences, like, put_optimizer
@@ -202,10 +202,10 @@ class Loading:
         if self.inference is not None:
             engine = payload.ACTOR if payload.ACTOR in self.engines else next(iter(self.engines))
             model = self.engines[engine].model
-            update = WeightUpdate(
-                step.next().global_step, step.global_step, manifest.run_id, manifest.number, engine, lambda: whole(model)
-            )
-            self._together(self.inference.update_weights, update)
+            gathering = Gathering(self.choosing.ranks, lambda: whole(model)) if is_sharded(model) else None
+            state = gathering.state if gathering is not None else lambda: whole(model)
+            update = WeightUpdate(step.next().global_step, step.global_step, manifest.run_id, manifest.number, engine, state)
+            self._together(_tell, self.inference, update, gathering)
         self.inexact += self._together(put_rng, self.rng, found.own, found.chosen.index.ranks, self.choosing.ranks)
         inexact = [one for some in self.choosing.ranks.told_by_all(self.inexact) for one in some]
         info = RecoverInfo(
@@ -219,6 +219,14 @@ class Loading:
         if self.inference is not None:
             self._together(self.inference.resume)
         return info
+
+
+def _tell(inference: Inference, update: WeightUpdate, gathering: Gathering | None) -> None:
+    try:
+        inference.update_weights(update)
+    finally:
+        if gathering is not None:
+            gathering.end()
 
 
 def _model_differences(found: Found, name: str, engine: TrainEngine) -> list[Difference]:
@@ -243,3 +251,8 @@ def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return all weights, whole; sharded ones are gathered, on all ranks together."""
     state = {fqn: value for fqn, value in model_state(model).items() if isinstance(value, torch.Tensor)}
     return {fqn: value.full_tensor() if isinstance(value, DTensor) else value for fqn, value in state.items()}
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Say whether a rank needs the others for whole weights."""
+    return any(isinstance(value, DTensor) for value in model_state(model).values())

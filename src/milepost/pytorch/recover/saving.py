@@ -131,7 +131,8 @@ class Saving:
 
 
 def _write(groups: Groups, task: Task, planner: CopiesPlanner) -> dcp.Saved:
+    task.writer.only_together = groups.beside is not None
     with task.timed:
-        saved = dcp.save(task.state, task.writer, planner=planner, process_group=groups.beside, no_dist=groups.ranks.count == 1)
+        saved = dcp.save(task.state, task.writer, planner=planner, process_group=groups.beside, no_dist=groups.beside is None)
     task.published(saved)
     return saved
