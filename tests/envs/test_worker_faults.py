@@ -88,6 +88,21 @@ def test_a_worker_that_dies_while_it_is_asked_is_named_too(build: Any) -> None:
     stop(venv)
 
 
+@pytest.mark.timeout(60)
+def test_a_worker_whose_exit_code_comes_a_moment_after_its_end_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its siblings hold its pipe open: who then waits for that alone waits for ever.
+    real, calls = lines.has_ended, iter(range(100))
+    venv = SubprocVecEnv([Calm, Calm, Killed], start_method="fork")
+    venv.reset()
+    monkeypatch.setattr(lines, "has_ended", lambda process: process is venv.processes[2] and next(calls) > 4 and real(process))
+    with pytest.raises(ServiceError) as caught:
+        envs.capture(venv)
+    assert caught.value.kind == "worker-gone"
+    assert next(calls) > 5
+    monkeypatch.undo()
+    stop(venv)
+
+
 @pytest.mark.parametrize("heard", [0, 1, 2])
 def test_a_ctrl_c_while_workers_answer_leaves_no_answer_for_the_next_step(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = lines.wait, iter(range(100))

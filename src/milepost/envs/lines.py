@@ -12,6 +12,8 @@ from milepost.errors import MilepostError, ServiceError, UsageError
 from milepost.store.process import process_start_time
 
 _UNTIL_GONE_S = 10
+_LOOK_S = 0.05
+"""How often a worker is looked at that seems to have died, and whose exit code is not there."""
 
 
 class Line(ABC):
@@ -126,10 +128,13 @@ class Subproc(Line):
         return answers
 
     def _heard(self, remote: Any, process: Any) -> Any:
-        if remote not in wait([remote, process.sentinel]):
+        waited, timeout_s = [remote, process.sentinel], None
+        while remote not in wait(waited, timeout_s):
             if has_ended(process):
                 raise EOFError
-            wait([remote])  # no other process holds this pipe open: it ends with its worker
+            # A worker whose fork server is gone lives on, and answers; of one that has just died the exit code can be had a
+            # moment later, and its pipe, which its siblings hold open, never ends.
+            waited, timeout_s = [remote], _LOOK_S
         return remote.recv()
 
 
