@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -92,8 +93,10 @@ def peak_bytes() -> int:
 
 def children_peak_bytes() -> int:
     """Return the most memory that each child of this process ever held, added up."""
-    tasks = Path("/proc/self/task").iterdir()
-    children = {child for task in tasks for child in (task / "children").read_text().split()}
+    children: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile has no children any more
+            children.update((task / "children").read_text().split())
     return sum(_status_bytes("VmHWM", child) for child in children)
 
 
