@@ -174,19 +174,25 @@ def test_a_program_that_ends_waits_for_the_save_that_is_staged(tmp_path: Path) -
     assert not writer.is_alive()
 
 
+class Opened:
+    """Note in a list of whoever opens it whether it was left."""
+
+    def __init__(self, left: list[bool]) -> None:
+        self._left = left
+
+    def __enter__(self) -> None:
+        self._left.append(False)
+
+    def __exit__(self, *_: object) -> None:
+        self._left[-1] = True
+
+
 def test_what_returns_from_within_a_with_is_struck_only_where_a_signal_can_strike() -> None:
     # Between the last line within and the call of ``__exit__`` no signal is looked at: what was opened would stay open.
     left: list[bool] = []
 
-    class Opened:
-        def __enter__(self) -> None:
-            left.append(False)
-
-        def __exit__(self, *_: object) -> None:
-            left[-1] = True
-
     def reads() -> int:
-        with Opened():
+        with Opened(left):
             return len(left)
 
     seen: list[bool] = []
@@ -211,15 +217,8 @@ def test_what_returns_from_within_a_with_is_struck_only_where_a_signal_can_strik
 def test_no_strike_passes_by_the_with_around_a_try() -> None:
     left: list[bool] = []
 
-    class Opened:
-        def __enter__(self) -> None:
-            left.append(False)
-
-        def __exit__(self, *_: object) -> None:
-            left[-1] = True
-
     def reads() -> None:
-        with Opened():
+        with Opened(left):
             for number in range(2):
                 if number < 0:
                     continue

@@ -56,12 +56,8 @@ def set_aside_foreign(store: Store, name: str, label: str) -> str | None:
         pass  # nothing; or a link or a directory, which are not read, but would be replaced
     for count in range(_MOST_ASIDE):
         aside = layout.aside(name, label, count)
-        try:
-            # Not where the name is taken: a move of what is not there counts as done if something is where it was to go.
-            store.read(aside, 0, 0)
-        except NotFoundError:
-            pass
-        else:
+        # A move of what is not there counts as done if something is where it was to go: so a taken name is passed over first.
+        if _is_taken(store, aside):
             continue
         try:
             store.move(name, aside)
@@ -80,3 +76,11 @@ def set_aside_foreign(store: Store, name: str, label: str) -> str | None:
         root=store.url,
         name=name,
     )
+
+
+def _is_taken(store: Store, name: str) -> bool:
+    try:
+        store.read(name, 0, 0)
+    except NotFoundError:
+        return False
+    return True

@@ -1,14 +1,10 @@
-"""Give up what a test has claimed, and let DCP say that there is one process only."""
+"""Let DCP say that there is one process only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from milepost.pytorch.dcp import give_up, holding
-from tests.engine.training import without_git
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,16 +12,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_held_after_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    without_git(monkeypatch)
-    yield
-    for url in list(holding._held):
-        give_up(url)
-    holding._loads.clear()
-    holding._half.clear()
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
-"""Give up what a test has claimed; write payloads of one rank and of two, once."""
+"""Write payloads of one rank and of two, once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from milepost.pytorch.dcp import give_up, holding
-from tests.engine.training import without_git
 from tests.pytorch.dcp.ranks import run
 from tests.pytorch.importing.trees import save_payloads
 
@@ -21,16 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_held_after_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    without_git(monkeypatch)
-    yield
-    for url in list(holding._held):
-        give_up(url)
-    holding._loads.clear()
-    holding._half.clear()
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def import_areal_in_place(
         if read(open_root(place, SystemClock(), key_file, only_to_read=True)).head is not None:
             return None
     except NotFoundError:
-        pass
+        pass  # no run of milepost's has begun here
     kind = Areal()
     if not kind.recognise(place):
         return None

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -166,17 +165,21 @@ class _Planner(SavePlanner):
         """Return a value as it is: see `milepost.pytorch.dcp.plain.GivesValues`."""
         return self._content.values[index.fqn]
 
-    def set_up_planner(self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False) -> None:
-        raise NotImplementedError
+    def set_up_planner(self, *_: Any, **__: Any) -> None:
+        raise _unplanned()
 
     def create_local_plan(self) -> SavePlan:
-        raise NotImplementedError
+        raise _unplanned()
 
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        raise NotImplementedError
+    def create_global_plan(self, *_: Any) -> tuple[list[SavePlan], Metadata]:
+        raise _unplanned()
 
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        raise NotImplementedError
+    def finish_plan(self, *_: Any) -> SavePlan:
+        raise _unplanned()
+
+
+def _unplanned() -> InternalError:
+    return InternalError("an import was asked for a plan, and has none: nothing is shared out over ranks", kind="no-plan")
 
 
 def _described(dtype: torch.dtype, size: Sequence[int], pieces: Mapping[Numbers, Piece]) -> TensorStorageMetadata:

@@ -96,7 +96,7 @@ def describe(found: Found, path: str, value: Any, *, certain: bool = True, depth
             found.note(path, text_of(value), certain=certain)
             return
     except _Untold:
-        pass
+        pass  # not in one text: told part by part below, or named as what cannot be compared
     if depth > _DEEPEST:
         found.opaque[path] = "too deep"
     elif isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
