@@ -17,7 +17,7 @@ setup: .venv/.ready  ## Install milepost and all it is developed with into .venv
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("milepost needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sb3,sb3-contrib,envs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sb3,sb3-contrib,envs,service,dev]'
 	touch $@
 
 demo: setup  ## Kill real training runs again and again; show that they end bit for bit like the undisturbed ones

@@ -1,0 +1,1 @@
+"""Move the bytes of a version: one contract for memory, files, stores, sockets, streams and RDMA."""
