@@ -37,7 +37,9 @@ def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "", rates:
     """Return all that is said of a service. ``rest`` says since when nobody serves, ``where`` how the user named it."""
     return [
         *_head(standing, now_ns, rest, rates),
-        *_section(_VERSIONS, [_version(each, standing, now_ns) for each in standing.versions], ("STEP", "AGE", "SIZE", "READERS")),
+        *_section(
+            _VERSIONS, [_version(each, standing, now_ns) for each in standing.versions], ("STEP", "AGE", "SIZE", "READERS")
+        ),
         *_section(_COMPONENTS, [_component(each, standing) for each in standing.components], ("HEARD", "PID")),
         *_remarks(standing, plain(where)),
     ]
@@ -50,7 +52,9 @@ def _head(standing: Standing, now_ns: int, rest: str, rates: Rates | None) -> It
     else:
         up = f"pid {serving.pid}, term {standing.term}, up {duration(serving.uptime_s)}"
         yield f"run {plain(standing.run_id)} at {plain(serving.address)} ({up})"
-    yield from table(("", ""), [*_pointer_rows(standing, now_ns), ("memory", _memory(standing)), ("disk", size(standing.disk_bytes))])
+    yield from table(
+        ("", ""), [*_pointer_rows(standing, now_ns), ("memory", _memory(standing)), ("disk", size(standing.disk_bytes))]
+    )
     if rates is not None:
         moved = f"{size(round(rates.bytes_s))}/s"
         yield f"{rates.commits:.3g} commits/s  {rates.fetches:.3g} fetches/s  {moved} over links"
