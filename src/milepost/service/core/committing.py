@@ -141,6 +141,10 @@ class Commits:
         self._waiting[event.request] = event
         self._look_at(event)
 
+    def cancel(self, request: Request) -> None:
+        """Answer a request no more. What it waited for goes on."""
+        self._waiting.pop(request, None)
+
     def look_again(self) -> None:
         """Answer whoever waits, now that something has changed."""
         for each in [*self._waiting.values()]:

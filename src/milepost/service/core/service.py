@@ -23,6 +23,7 @@ from milepost.service.core.events import (
     Arrived,
     Begin,
     Caller,
+    Cancel,
     Erased,
     Event,
     Fetch,
@@ -30,13 +31,16 @@ from milepost.service.core.events import (
     Goodbye,
     Heartbeat,
     Hello,
+    Hold,
     Link,
     Recorded,
     Release,
+    Resume,
     RollBack,
     Spilled,
     Tick,
 )
+from milepost.service.core.holding import hold
 from milepost.service.core.joining import Components
 from milepost.service.core.reading import Readers
 from milepost.service.core.records import Began, Commit, Entry, RolledBack, Tier
@@ -96,7 +100,7 @@ class Service:
             case Goodbye(caller):
                 if self._components.is_current(caller):
                     self._components.forget(caller)
-            case Begin() | Arrived() | Finish() | Link():
+            case Begin() | Arrived() | Finish() | Link() | Hold() | Resume():
                 if self._components.admits(event.request, event.caller, trainer=True):
                     self._from_trainer(event)
             case Abort():
@@ -107,6 +111,9 @@ class Service:
             case Release(caller, at):
                 self._components.hear(caller)
                 self._readers.release(caller, at)
+            case Cancel(request):
+                self._commits.cancel(request)
+                self._readers.cancel(request)
             case RollBack():
                 self._desk.write_down(self._roll_back(event))
             case Recorded():
@@ -120,7 +127,7 @@ class Service:
             case _:
                 assert_never(event)
 
-    def _from_trainer(self, event: Begin | Arrived | Finish | Link) -> None:
+    def _from_trainer(self, event: Begin | Arrived | Finish | Link | Hold | Resume) -> None:
         match event:
             case Begin():
                 taken = self.memory_bytes + sum(size for _, size in event.sizes)
@@ -131,6 +138,8 @@ class Service:
                 self._commits.finish(event)
             case Link():
                 self._commits.link(event)
+            case Hold() | Resume():
+                self._desk.write_down(hold(self._desk, event, self._look_again))
 
     def _visible(self, at: Commit, tier: Tier) -> None:
         self._shelves.put(at, tier)
