@@ -50,7 +50,7 @@ STANDING = Standing(
 )
 
 
-def said(standing: Standing, rest: str = "", rates: Rates | None = None) -> str:
+def said(standing: Standing, rest: str = "not running", rates: Rates | None = None) -> str:
     return "\n".join(lines_of(standing, "runs/ppo", NOW_NS, rest, rates))
 
 
@@ -77,7 +77,7 @@ trainer    trainer                              0s ago  4120  node1"""
 
 def test_where_nobody_answers_the_first_line_says_so_and_what_is_there() -> None:
     at_rest = dataclasses.replace(STANDING, serving=None, memory_limit_bytes=None)
-    first, *_, last = said(at_rest, rest=" since 2023-11-14T22:00:00Z").splitlines()
+    first, *_, last = said(at_rest, rest="not running since 2023-11-14T22:00:00Z").splitlines()
     assert first == "not running since 2023-11-14T22:00:00Z; live v42 step 120, durable v40"
     assert last == "milepost serve runs/ppo goes on from there"
 

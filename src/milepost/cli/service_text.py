@@ -33,8 +33,9 @@ class Rates:
         return cls(since.get("commits", 0) / seconds, since.get("fetches", 0) / seconds, moved / seconds)
 
 
-def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "", rates: Rates | None = None) -> list[str]:
-    """Return all that is said of a service. ``rest`` says since when nobody serves, ``where`` how the user named it."""
+def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None) -> list[str]:
+    """Return all that is said of a service. ``where`` is how the user named it; where nobody answers
+    ``rest`` says that, and since when."""
     return [
         *_head(standing, now_ns, rest, rates),
         *_section(
@@ -48,7 +49,7 @@ def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "", rates:
 def _head(standing: Standing, now_ns: int, rest: str, rates: Rates | None) -> Iterator[str]:
     serving = standing.serving
     if serving is None:
-        yield f"not running{rest}; {_pointers(standing)}"
+        yield f"{rest}; {_pointers(standing)}"
     else:
         up = f"pid {serving.pid}, term {standing.term}, up {duration(serving.uptime_s)}"
         yield f"run {plain(standing.run_id)} at {plain(serving.address)} ({up})"
