@@ -34,6 +34,7 @@ from milepost.service.core.events import (
     Hold,
     Link,
     Recorded,
+    Refused,
     Release,
     Resume,
     RollBack,
@@ -81,6 +82,30 @@ class Service:
     def memory_bytes(self) -> int:
         """Return what is taken of memory: by versions, also those that are about to be erased, and by what is on its way."""
         return self._shelves.memory_bytes + self._commits.staged_bytes
+
+    def tiers(self, at: Commit) -> tuple[Tier, ...]:
+        """Return where a version can be read from."""
+        return self._shelves.tiers(at)
+
+    def readers(self, at: Commit) -> int:
+        """Return how many read a version."""
+        return self._readers.readers(at)
+
+    def reads(self, caller: Caller) -> tuple[Commit, ...]:
+        """Return which versions a reader has."""
+        return self._readers.reads(caller)
+
+    def under_way(self) -> list[tuple[Begin, tuple[str, ...]]]:
+        """Return the commits on their way, and which parts of each are not here yet."""
+        return self._commits.under_way()
+
+    def refusal(self, caller: Caller) -> Refused | None:
+        """Return what is said to a process that is nobody, or no longer anybody; None: it is who its component is now."""
+        return self._components.refusal(caller)
+
+    def heard_ns(self, caller: Caller) -> int | None:
+        """Return when a process was heard of last; None for one that is silent or not there."""
+        return self._components.heard_ns(caller)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Take one event, and return what is to be done, in this order. The first is a `Tick`."""
