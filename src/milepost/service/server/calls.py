@@ -213,7 +213,7 @@ class Calls(CheckpointsServicer):
             return pb.FetchReply(not_modified=pb.NotModified(at=wire.pack_commit(getattr(answer, "at", None))))
         self._shell.counts["fetches"] += 1
         # Whoever went away before the answer was there holds nothing.
-        context.add_done_callback(lambda ended: self._shell.tell(Cancel(name)) if ended.cancelled() else None)
+        context.add_done_callback(lambda ended: self._shell.tell(Cancel(name)) if ended.cancelled() else None)  # type: ignore[arg-type]
         weights = wire.pack_weights(answer.weights, self._shell.places.chunks(answer.weights))
         return pb.FetchReply(take=pb.Take(weights=weights, sources=map(wire.pack_source, self._ways.sources(answer.tiers))))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -71,9 +71,9 @@ class TokenCheck(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         if self._expected is None or self._knows(handler_call_details.invocation_metadata):
             return await continuation(handler_call_details)
         self._refused(_BAD_TOKEN)
@@ -86,7 +86,6 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         return hmac.compare_digest(said_bytes, self._expected or b"")
 
 
-async def _shut(_: Any, context: Any) -> AsyncIterator[Any]:
+async def _shut(_: Any, context: Any) -> None:
     # Of all four kinds of call this one needs nothing of the caller before it can be ended.
     await refuse(context, _BAD_TOKEN)
-    yield

@@ -78,7 +78,7 @@ class Report:
             caller=wire.pack_caller(caller),
             role=joined.role,
             silent_ms=silent_ms,
-            reads=map(wire.pack_commit, core.reads(caller)),
+            reads=[pb.Commit(term=at.term, number=at.number) for at in core.reads(caller)],
             host=host if home == caller else "",
             pid=pid if home == caller else 0,
         )

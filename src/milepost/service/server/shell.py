@@ -38,6 +38,7 @@ from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
 from milepost.service.server.storage import Storage
 from milepost.service.server.watching import Watchers
+from milepost.service.snapshots import Snapshot
 
 T = TypeVar("T")
 WORKERS = 8
@@ -198,13 +199,20 @@ class Shell:
         while place in self._erasures:
             await asyncio.wait([self._erasures[place]])
 
+    async def snapshot(self) -> None:
+        """Keep a copy of the journal in the root."""
+        taken: list[Snapshot] = []
+        await self._try("snapshot", lambda: taken.append(Snapshot.of(self.storage.journal)), self._journal)
+        for snapshot in taken:
+            await self._try("snapshot", lambda: snapshot.keep(self.storage.store))  # noqa: B023 - awaited within the turn
+
     # How it is done.
 
     async def work(self, work: Callable[[], T]) -> T:
         """Return what some work comes to, done in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
-    async def _try(self, what: str, work: Callable[[], None], pool: ThreadPoolExecutor | None = None) -> str:
+    async def _try(self, what: str, work: Callable[[], object], pool: ThreadPoolExecutor | None = None) -> str:
         """Do some work in a thread; return why it failed, or nothing."""
         try:
             await asyncio.get_running_loop().run_in_executor(pool or self._workers, work)
