@@ -14,23 +14,10 @@ from milepost.service.delta.settings import How
 from milepost.service.deltas.parts import tensors_of
 from milepost.service.deltas.telling import make, most_bytes, tell
 from milepost.service.index import Chunks
+from tests.service.deltas.versions import adam_like, part_of
 
 ALWAYS = How(incremental_threshold=1.0)
 DTYPES = {"BF16": 2, "F8_E4M3": 1, "F32": 4, "F64": 8, "C64": 8, "BOOL": 1, "I64": 8}
-
-
-def part_of(tensors: dict[str, tuple[str, list[int], bytes]], *, ties: dict[str, str] | None = None, gap: int = 0) -> bytes:
-    """Write a safetensors file by hand, also one that the library would not write: tied tensors, holes."""
-    header: dict[str, Any] = {"__metadata__": {"step": "3"}}
-    data = b""
-    for name, (dtype, shape, raw) in tensors.items():
-        data += b"\7" * gap
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    for name, other in (ties or {}).items():
-        header[name] = header[other]
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data + b"\7" * gap
 
 
 def made(told: list[Buffer] | None, base: Buffer, new: bytes) -> bytes:
@@ -104,16 +91,6 @@ def test_a_header_that_lies_makes_a_part_bytes_and_is_no_error(header: object) -
     assert made(tell(part, part[:-1] + b"\1", ALWAYS), part, part[:-1] + b"\1") == part[:-1] + b"\1"
 
 
-def adam_like(seed: int, words: int = 1 << 20, rate: float = 0.018) -> tuple[bytes, bytes]:
-    """Return a part of bfloat16 weights, and it after an update that moved so many of them by one step of their bits."""
-    rng = np.random.default_rng(seed)
-    old = (rng.standard_normal(words).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    new = old.copy()
-    where = rng.random(words) < rate
-    new[where] += rng.choice(np.array([1, 0xFFFF], np.uint16), size=int(where.sum()))
-    return tuple(part_of({"w": ("BF16", [words], each.tobytes())}) for each in (old, new))  # type: ignore[return-value]
-
-
 def test_an_update_of_few_bfloat16_words_is_told_in_a_fiftieth() -> None:
     old, new = adam_like(1)
     told = tell(old, new, How())
@@ -122,7 +99,7 @@ def test_an_update_of_few_bfloat16_words_is_told_in_a_fiftieth() -> None:
 
 
 def test_on_a_link_on_which_the_whole_is_there_sooner_nothing_is_told() -> None:
-    old, new = adam_like(2, 1 << 16)
+    old, new = adam_like(2, words=1 << 16)
     assert tell(old, new, How(link_bytes_s=1e9)) is None
     assert most_bytes(len(new), How(link_bytes_s=1e9)) == 0
 
@@ -135,7 +112,7 @@ def test_where_all_changed_the_part_itself_is_less() -> None:
 
 
 def test_the_wrong_base_and_a_damaged_delta_are_refused() -> None:
-    old, new = adam_like(4, 1 << 16)
+    old, new = adam_like(4, words=1 << 16)
     told = b"".join(tell(old, new, How()) or [])
     chunks, into = Chunks.of(new), memoryview(bytearray(len(new)))
     with pytest.raises(MismatchError) as wrong:
