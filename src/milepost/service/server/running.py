@@ -126,7 +126,7 @@ async def _live(shell: Shell, ending: Ending) -> None:
     while not await ending.wait(TICK_S):
         shell.tick()
         ticks += 1
-        if ticks % SNAPSHOT_TICKS == 0:
+        if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too
             await shell.snapshot()
 
 
