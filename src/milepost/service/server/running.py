@@ -16,7 +16,7 @@ from dataclasses import replace
 import grpc.aio
 
 from milepost.clock import Clock
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, StoreError
 from milepost.service.adopting import SERVICE, Opened
 from milepost.service.core.service import Service
 from milepost.service.endpoint import Endpoint, this_process, write_endpoint
@@ -34,6 +34,7 @@ from milepost.service.settings import ServiceSettings
 from milepost.service.transports.host import host_id
 
 TICK_S = 0.25
+SWEEP_TICKS = 240
 SNAPSHOT_TICKS = 3600
 GRACE_S = 5.0
 """How long calls may take to hear the answers that they have at the end."""
@@ -122,12 +123,37 @@ def _know(core: Service, storage: Storage, places: Places) -> None:
 
 
 async def _live(shell: Shell, ending: Ending) -> None:
-    ticks = 0
+    ticks, directory = 0, shell.storage.memory.directory
+    made = _identity(directory)
     while not await ending.wait(TICK_S):
+        if _identity(directory) != made:
+            ending.set(memory_gone(directory))
+            return
         shell.tick()
         ticks += 1
+        if ticks % SWEEP_TICKS == 0:
+            await shell.sweep()
         if ticks % SNAPSHOT_TICKS == 0:
             await shell.snapshot()
+
+
+def memory_gone(directory: str) -> StoreError:
+    """Say that what was in memory was taken away."""
+    return StoreError(
+        "the directory of the versions in memory was removed while they were in use",
+        kind="memory-gone",
+        retryable=True,
+        hint="the service begins anew from what is on disk; find out what empties that directory",
+        path=directory,
+    )
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 async def _end(shell: Shell, server: grpc.aio.Server) -> None:

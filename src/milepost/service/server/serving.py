@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -10,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
-from milepost.service.adopting import SHARED_MEMORY, open_service
+from milepost.errors import StoreError
+from milepost.service.adopting import SHARED_MEMORY, Opened, open_service
 from milepost.service.endpoint import Endpoint
 from milepost.service.server.running import Ending, run
 from milepost.service.settings import ServiceSettings
@@ -76,6 +78,7 @@ class Server:
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: Ending | None = None
+        self._is_ended = False
         self._thread = Member(self._work, "milepost-serve")
 
     @property
@@ -99,6 +102,7 @@ class Server:
 
     def end(self) -> None:
         """Let it end. Returns at once; may be called from any thread, and from a signal handler."""
+        self._is_ended = True
         loop, ending = self._loop, self._ending
         if loop is not None and ending is not None:
             with suppress(RuntimeError):  # it has ended already
@@ -111,19 +115,32 @@ class Server:
 
     def _work(self) -> None:
         try:
-            with open_service(
-                self._root, self._clock, run_id=self._run_id, restored=self._restored, memory_base=self._memory_base
-            ) as opened:
-
-                async def main() -> None:
-                    self._loop, self._ending = asyncio.get_running_loop(), Ending()
-                    await run(opened, self._settings, self._clock, self._ending, self._ready)
-
-                asyncio.run(main())
+            while self._lives():
+                self._restored = False
         except BaseException as error:  # noqa: BLE001 - raised where the context is entered, or left
             self._error = error
         finally:
             self._is_ready.set()
+
+    def _lives(self) -> bool:
+        """Serve until the end; return whether that was none, since only memory was lost: it begins anew, as after a kill."""
+        try:
+            with open_service(
+                self._root, self._clock, run_id=self._run_id, restored=self._restored, memory_base=self._memory_base
+            ) as opened:
+                asyncio.run(self._main(opened))
+        except StoreError as error:
+            if error.kind != "memory-gone":
+                raise
+            logging.getLogger("milepost").warning("%s", error)
+            return True
+        return False
+
+    async def _main(self, opened: Opened) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), Ending()
+        if self._is_ended:
+            return
+        await run(opened, self._settings, self._clock, self._ending, self._ready)
 
     def _ready(self, endpoint: Endpoint, token: str | None) -> None:
         self.endpoint, self.token = endpoint, token
