@@ -104,6 +104,12 @@ class BulkServer:
         port = self._listener.getsockname()[1]
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
+    @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        with self._changing:
+            return len(self._open)
+
     def start(self) -> str:
         """Listen, and return the address. Raises `ServiceError` (kind ``cannot-listen``) where that cannot be."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
