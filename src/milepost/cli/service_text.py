@@ -34,8 +34,7 @@ class Rates:
 
 
 def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None) -> list[str]:
-    """Return all that is said of a service. ``where`` is how the user named it; where nobody answers
-    ``rest`` says that, and since when."""
+    """Return all that is said of a service. ``where`` is how the user named it; ``rest`` says that nobody answers."""
     return [
         *_head(standing, now_ns, rest, rates),
         *_section(
