@@ -7,10 +7,11 @@ gets it once more, the same bytes, though training may have changed its tensors 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from milepost.errors import ConflictError, MilepostError, NotFoundError, ServiceError, UsageError
+from milepost.errors import ConflictError, MilepostError, UsageError
 from milepost.records import Version
 from milepost.service.client.calls import Calls
 from milepost.service.client.line import Broken
@@ -27,9 +28,12 @@ log = logging.getLogger("milepost")
 
 _VERIFIED_BYTES_S = 50e6
 """How slowly a service may look at what has arrived, at worst: of a disk that many use."""
-_BEGIN_AGAIN = frozenset({"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "transport-failed", "not-missing"})
+_BEGIN_AGAIN = frozenset({"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"})
 """What a commit may hear whose service was started anew, or has swept what nobody brought in time."""
-_MOST_DAMAGED = 3
+_MOST_FAILURES = 8
+_PAUSE_S = 0.05
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,9 @@ class Underway:
     until: Until
     brought: dict[str, tuple[memoryview, Chunks]] = field(default_factory=dict)
     """What this process has of it, packed, with its digests."""
+    bring: pb.Bring | None = None
+    """What the service has answered last; None: it is to be asked, again."""
     may_be_visible: bool = False
-    begun: bool = False
 
     @property
     def certain(self) -> str:
@@ -95,31 +100,10 @@ class Committing:
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what the service refuses it with."""
-        damaged = 0
-        while True:
-            try:
-                missing = self.begin(commit)
-                for slot in missing:
-                    if slot in parcels:
-                        self.bring(commit, slot, parcels[slot])
-                if not commit.brought:
-                    self._compare(commit, parcels)
-                return self.finish(commit, durable=durable)
-            except (NotFoundError, ServiceError, MilepostError) as error:
-                damaged += error.kind == "damaged-shard"
-                if error.kind not in _BEGIN_AGAIN or commit.until.is_over or damaged > _MOST_DAMAGED:
-                    self._abort(commit, error)
-                    raise
-                log.info("a commit is begun again: key=%s cause=%s", commit.key, error)
-            except BaseException as error:
-                self._abort(commit, error)
-                raise
+        return self._through(commit, parcels, lambda: self._end(commit, parcels, durable=durable))
 
-    def begin(self, commit: Underway) -> tuple[str, ...]:
-        """Announce a commit; return which of its parts the service has not yet."""
-        return tuple(self._bring_where(commit).slots)
-
-    def _bring_where(self, commit: Underway) -> pb.Bring:
+    def begin(self, commit: Underway) -> None:
+        """Announce a commit, and hear which of its parts are missing, and where they are to be brought."""
         request = pb.BeginRequest(
             caller=self._calls.caller,
             key=commit.key,
@@ -128,25 +112,53 @@ class Committing:
             slots=[pb.Slot(slot=slot, size_bytes=size) for slot, size in sorted(commit.sizes.items())],
             parent=pack_commit(commit.parent),
         )
-        reply: pb.Bring = self._calls.ask("Begin", request, commit.until, certain=lambda: commit.certain)
-        commit.begun = True
-        return reply
+        commit.bring = self._calls.ask("Begin", request, commit.until, certain=lambda: commit.certain)
 
     def bring(self, commit: Underway, slot: str, parcel: Parcel) -> None:
+        """Bring one part of a commit of which others bring the rest."""
+        self._through(commit, {slot: parcel}, lambda: None)
+
+    def finish(self, commit: Underway, *, durable: bool) -> Done:
+        """Wait until all parts of a commit are there, whoever brings them, and it is visible, or durable."""
+        return self._through(commit, {}, lambda: self._end(commit, {}, durable=durable))
+
+    def _through(self, commit: Underway, parcels: Mapping[str, Parcel], then: Callable[[], T]) -> T:
+        """Begin, bring what is missing of ``parcels`` and of what was brought before, and do ``then``; again where all was lost."""
+        failures = 0
+        while True:
+            try:
+                if commit.bring is None:
+                    self.begin(commit)
+                assert commit.bring is not None
+                for slot in commit.bring.slots:
+                    if slot in parcels or slot in commit.brought:
+                        self._bring(commit, commit.bring, slot, parcels.get(slot))
+                return then()
+            except MilepostError as error:
+                failures += 1
+                if error.kind not in _BEGIN_AGAIN or commit.until.is_over or failures > _MOST_FAILURES:
+                    self._abort(commit, error)
+                    raise
+                log.info("a commit is begun again: key=%s cause=%s", commit.key, error.message)
+                self._calls.closing.wait(min(_PAUSE_S * failures, commit.until.left_s))
+            except BaseException as error:
+                self._abort(commit, error)
+                raise
+            commit.bring = None
+
+    def _bring(self, commit: Underway, where: pb.Bring, slot: str, parcel: Parcel | None) -> None:
         """Bring one part: one copy of its tensors, into the service's own memory where that is this host's."""
-        where = self._bring_where(commit)
-        if slot not in where.slots and slot not in commit.brought:
-            return
         blob = Blob(where.place, blob_of(slot))
         sinks = unpack_sources(where.sinks)
-        room = self._ways.room(sinks, blob, parcel.size_bytes)
-        before = commit.brought.get(slot)
-        if before is not None:
-            memory, chunks = before
+        size_bytes = commit.sizes[slot]
+        room = self._ways.room(sinks, blob, size_bytes) if where.tier == "memory" else None
+        if slot in commit.brought:
+            memory, chunks = commit.brought[slot]
             if room is not None:
                 room[:] = memory
         else:
-            memory = room if room is not None else self._ways.own(parcel.size_bytes)
+            assert parcel is not None
+            memory = room if room is not None else self._ways.own(size_bytes)
             chunks = fill(parcel, memory)
             commit.brought[slot] = memory, chunks
         if room is None:
@@ -160,14 +172,14 @@ class Committing:
         wait_s = chunks.size_bytes / _VERIFIED_BYTES_S
         self._calls.ask("Arrived", request, commit.until, wait_s=wait_s, certain=lambda: commit.certain)
 
-    def finish(self, commit: Underway, *, durable: bool) -> Done:
-        """Wait until a commit is visible, or durable."""
+    def _end(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         done = self.wait(commit.key, commit.until, durable=durable, certain=lambda: commit.certain)
+        self._compare(commit, parcels, done)
         commit.brought.clear()
         self.last = done.at
         return done
 
-    def wait(self, key: str, until: Until, *, durable: bool, certain=lambda: "") -> Done:  # type: ignore[no-untyped-def]
+    def wait(self, key: str, until: Until, *, durable: bool, certain: Callable[[], str] = lambda: "") -> Done:
         """Wait for a commit by its key."""
 
         def once() -> pb.Done:
@@ -180,13 +192,13 @@ class Committing:
         weights = unpack_weights(reply.weights).weights
         return Done(weights.at, weights.version, reply.durable, weights.key, weights.shards)
 
-    def _compare(self, commit: Underway, parcels: Mapping[str, Parcel]) -> None:
-        """Say so if something else has been committed under this key: it is not what the caller believes that samplers have."""
-        done = self.wait(commit.key, commit.until, durable=False, certain=lambda: commit.certain)
+    def _compare(self, commit: Underway, parcels: Mapping[str, Parcel], done: Done) -> None:
+        """Say so if something else has been committed under this key: samplers would have what the caller does not think."""
         there = {shard.slot: shard.digest for shard in done.shards}
         for slot, parcel in parcels.items():
-            digest = fill(parcel, self._ways.own(parcel.size_bytes)).digest
-            if there.get(slot) != digest:
+            known = commit.brought.get(slot)
+            chunks = known[1] if known is not None else fill(parcel, self._ways.own(parcel.size_bytes))
+            if there.get(slot) != chunks.digest:
                 raise ConflictError(
                     "other weights have been committed under this key",
                     kind="key-reused",
@@ -198,7 +210,7 @@ class Committing:
 
     def _abort(self, commit: Underway, why: BaseException) -> None:
         """Let go of what was brought, if the service can be told at once; else it gives up by itself."""
-        if not commit.begun or getattr(why, "kind", "") in ("superseded", "unreachable", "closed", "commit-timeout"):
+        if commit.bring is None or getattr(why, "kind", "") in ("superseded", "unreachable", "closed", "commit-timeout"):
             return
         reason = type(why).__name__ if not isinstance(why, MilepostError) else why.kind
         try:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from milepost.errors import MilepostError, NotFoundError, ServiceError
+from milepost.errors import NotFoundError, ServiceError
 from milepost.service.client.calls import Calls
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.leases import Leases
-from milepost.service.client.line import Broken
 from milepost.service.client.until import Until
 from milepost.service.client.ways import Ways
 from milepost.service.client.weights import Weights, part_of
@@ -20,6 +20,11 @@ from milepost.service.index import blob_of
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.transports.base import Blob, Source
 from milepost.service.wire import Told, pack_commit, unpack_sources, unpack_weights
+
+log = logging.getLogger("milepost")
+
+_ASK_AGAIN = frozenset({"no-such-blob", "transport-failed", "unreachable"})
+_PAUSE_S = 0.1
 
 Want: TypeAlias = Literal["newest", "exact", "at least"]
 
@@ -46,17 +51,17 @@ class Fetching:
         news, patience = Until(self._calls.clock, wait_s), Until(self._calls.clock, wait_s + self._timeout_s)
         while True:
             take = self._ask(news, patience, want, at, has)
-            if take is None:
+            if take is None and news.is_over:
                 return None
-            told, sources = take
+            if take is None:
+                continue  # the service lets nobody wait for longer than it is set to
             try:
-                return self._take(told, sources, parts, patience)
-            except NotFoundError as error:
-                if error.kind != "no-such-blob" or patience.is_over:
+                return self._take(*take, parts, patience)
+            except (NotFoundError, ServiceError) as error:
+                if error.kind not in _ASK_AGAIN or patience.is_over:
                     raise
-            except Broken as error:
-                if patience.is_over:
-                    raise _too_late(error, patience) from error
+                log.info("a version is asked for again: cause=%s", error.message)
+                self._calls.closing.wait(min(_PAUSE_S, patience.left_s))
 
     def _ask(
         self, news: Until, patience: Until, want: Want, at: Commit | None, has: Commit | None
@@ -117,14 +122,3 @@ def _slots(told: Told, parts: Sequence[str]) -> list[str]:
 
 def _all_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _too_late(error: Exception, patience: Until) -> MilepostError:
-    return ServiceError(
-        "the bytes of a version could not be fetched in time",
-        kind="unreachable",
-        hint="is the service up? milepost status asks it; a longer fetch_timeout waits longer",
-        for_s=round(patience.passed_s, 1),
-        certain="nothing was changed",
-        cause=error,
-    )

@@ -154,4 +154,4 @@ def _read(path: str | None) -> bytes | None:
 
 def is_transient(error: MilepostError) -> bool:
     """Say whether a refusal may be another one, or none, a moment later."""
-    return error.kind in ("ending", "too-many")
+    return error.kind in ("ending", "too-many", "being-looked-at")

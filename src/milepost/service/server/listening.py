@@ -48,7 +48,7 @@ def bind(server: grpc.aio.Server, settings: ServiceSettings, before: Endpoint | 
     failure: Exception | None = None
     for port in wanted:
         try:
-            return _bind(server, settings, f"{_literal(settings.host)}:{port}")
+            return _bind(server, settings, f"{literal(settings.host)}:{port}")
         except RuntimeError as error:
             failure = error
     raise UsageError(
@@ -75,5 +75,11 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str) -> i
     return server.add_secure_port(address, grpc.ssl_server_credentials([pair], authority, authority is not None))
 
 
-def _literal(host: str) -> str:
+def literal(host: str) -> str:
+    """Return a host as it stands before a port."""
     return f"[{host}]" if ":" in host else host
+
+
+def port_of(address: str) -> int:
+    """Return the port of an address."""
+    return int(address.rpartition(":")[2])

@@ -152,14 +152,14 @@ class Places:
         kept = self._kept.get(place_of_weights(weights))
         return {} if kept is None else kept.chunks
 
-    def may_write(self, caller: Caller, place: str, name: str, start: int, size_bytes: int) -> Incoming | Refused:
+    def may_write(self, place: str, name: str, start: int, size_bytes: int, caller: Caller | None = None) -> Incoming | Refused:
         """Say whether somebody may write bytes ``[start, start + size_bytes)`` of a blob. May be asked by any thread.
 
         ``name`` may be that of a delta, which is no longer than what it tells.
         """
         incoming = self._incoming.get(place)
         facts = {"place": place, "blob": name}
-        if incoming is None or incoming.caller != caller:
+        if incoming is None or caller not in (None, incoming.caller):
             hint = "begin the commit first; if it was under way it was given up, and is begun anew"
             return Refused("unknown-commit", "nothing is being brought there", hint, facts)
         slot = slot_of(name)

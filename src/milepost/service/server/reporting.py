@@ -10,13 +10,15 @@ from milepost.service.core.events import Caller
 from milepost.service.core.records import Role
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.server.shell import Shell
+from milepost.service.transports.bulk_server import Counts
 
 
 class Report:
     """Be what `Status` tells. Knows of each component where it runs, as far as it has said."""
 
-    def __init__(self, shell: Shell, run_id: str, limit_bytes: int) -> None:
+    def __init__(self, shell: Shell, bulk: Counts, run_id: str, limit_bytes: int) -> None:
         self._shell = shell
+        self._bulk = bulk
         self._run_id = run_id
         self._limit_bytes = limit_bytes
         self._begun_ns = shell.clock.monotonic_ns()
@@ -43,7 +45,7 @@ class Report:
             uptime_ms=(shell.clock.monotonic_ns() - self._begun_ns) // 10**6,
             pid=os.getpid(),
             is_held_by=", ".join(sorted(catalogue.held)),
-            counts=shell.counts,
+            counts={**shell.counts, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out},
             stagings=[
                 pb.StagingStatus(component=begin.caller.component, key=begin.key, step=begin.step, missing=missing[:64])
                 for begin, missing in shell.core.under_way()

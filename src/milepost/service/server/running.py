@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import grpc.aio
@@ -23,9 +23,10 @@ from milepost.service.core.records import Entry
 from milepost.service.core.service import Service
 from milepost.service.endpoint import Endpoint, this_process, write_endpoint
 from milepost.service.server.calls import Calls
-from milepost.service.server.listening import bind, endpoint_before, make_server
+from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
 from milepost.service.server.places import Places
 from milepost.service.server.reporting import Report
+from milepost.service.server.shelf import open_bulk
 from milepost.service.server.shell import Shell
 from milepost.service.server.storage import Storage
 from milepost.service.server.token import keep_token
@@ -75,40 +76,45 @@ async def run(
     storage, places = Storage.of(opened), Places()
     limits = settings.core(opened.memory.free_bytes())
     core = Service(limits, opened.entries, opened.found.memory, opened.run_id)
-    shell = Shell(core, storage, places, clock, ending.set, heard)
-    try:
+    with ExitStack() as held:
+        shell = Shell(core, storage, places, clock, ending.set, heard)
+        held.callback(shell.close)
         _know(core, storage, places)
         before = endpoint_before(opened.store)
         token = keep_token(os.path.join(opened.root, SERVICE), settings, clock)
-        ways = Ways(host_id(), opened.memory.directory, opened.disk.directory, "", settings.transport)
-        calls = Calls(shell, ways, settings, opened.run_id, Report(shell, opened.run_id, limits.memory_bytes))
+        bulk = held.enter_context(closing(open_bulk(shell.shelf, token, settings, before, clock)))
+        ways = Ways(host_id(), opened.memory.directory, opened.disk.directory, f":{port_of(bulk.address)}", settings.transport)
+        calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))
         server = make_server(calls, token, settings)
-        port = bind(server, settings, before)
+        address = f"{literal(settings.host)}:{bind(server, settings, before)}"
+        endpoint = _endpoint(core, settings, opened.run_id, ways, address)
         shell.tick()
         await server.start()
         try:
-            boot, pid, start_time = this_process()
-            endpoint = Endpoint(
-                run_id=opened.run_id,
-                address=f"{settings.host}:{port}",
-                term=core.catalogue.term,
-                host=ways.host,
-                boot_id=boot,
-                pid=pid,
-                start_time=start_time,
-                is_tls=settings.tls_cert is not None,
-                has_token=token is not None,
-            )
             await shell.work(lambda: write_endpoint(opened.store, endpoint))
             ready(endpoint, token, core.catalogue)
             await _live(shell, ending)
         finally:
             await _end(shell, server)
         await _part(shell, endpoint)
-    finally:
-        shell.close()
     if ending.error is not None:
         raise ending.error
+
+
+def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways, address: str) -> Endpoint:
+    boot, pid, start_time = this_process()
+    return Endpoint(
+        run_id=run_id,
+        address=address,
+        term=core.catalogue.term,
+        host=ways.host,
+        boot_id=boot,
+        pid=pid,
+        start_time=start_time,
+        is_tls=settings.tls_cert is not None,
+        has_token=settings.token is not None,
+        bulk_port=port_of(ways.bulk),
+    )
 
 
 def _know(core: Service, storage: Storage, places: Places) -> None:

@@ -36,6 +36,7 @@ from milepost.service.core.service import Service
 from milepost.service.index import Index, place_of_weights
 from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
+from milepost.service.server.shelf import Shelf
 from milepost.service.server.storage import Storage
 from milepost.service.server.watching import Watchers
 from milepost.service.snapshots import Snapshot
@@ -63,6 +64,7 @@ class Shell:
         self.core = core
         self.storage = storage
         self.places = places
+        self.shelf = Shelf(storage, places)
         self.watchers = Watchers()
         self.counts: Counter[str] = Counter()
         self.failures: dict[str, str] = {}

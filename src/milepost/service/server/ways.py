@@ -19,7 +19,7 @@ class Ways:
     disk: str | None
     """That of the disk tier; None where it is no directory."""
     bulk: str = ""
-    """host:port of the bulk port; empty where there is none."""
+    """The bulk port, as ``:port``: at the host of the control connection. Empty where there is none."""
     transport: str = "auto"
 
     def sources(self, tiers: Collection[Tier]) -> list[Source]:

@@ -18,23 +18,23 @@ class Upload:
 
     def __init__(self, parts: Mapping[Blob, Buffer], until_ns: int | None, clock: Clock) -> None:
         self._until_ns, self._clock = until_ns, clock
-        self._changing = threading.Lock()
-        self.pieces: dict[tuple[Blob, int], memoryview] = {}
-        """Those that are not there yet. A blob without bytes is one piece, too."""
-        for blob, data in parts.items():
-            view = memoryview(data).cast("B")
-            for start in range(0, max(len(view), 1), PIECE_BYTES):
-                self.pieces[blob, start] = view[start : start + PIECE_BYTES]
+        self._parts = [Bringing(self, blob, memoryview(data).cast("B")) for blob, data in parts.items()]
+        self._counting = threading.Lock()
+        self.moved_bytes = 0
 
     @property
-    def left_bytes(self) -> int:
-        """Return how many bytes are not there yet."""
-        with self._changing:
-            return sum(map(len, self.pieces.values()))
+    def is_over(self) -> bool:
+        """Return whether all is there."""
+        return not self.jobs()
 
-    def jobs(self) -> list[Piece]:
-        """Return what is to be brought."""
-        return [Piece(self, blob, start) for blob, start in self.pieces]
+    def jobs(self) -> list[Bringing]:
+        """Return what is to be brought: a blob each."""
+        return [part for part in self._parts if not part.is_over]
+
+    def count(self, size_bytes: int) -> None:
+        """Add what has arrived. From several threads."""
+        with self._counting:
+            self.moved_bytes += size_bytes
 
     def check_time(self) -> None:
         """Raise `ServiceError` (kind ``commit-timeout``) where the caller's time is over."""
@@ -43,25 +43,24 @@ class Upload:
                 "to bring a commit's bytes took too long",
                 kind="commit-timeout",
                 hint="give it more time: commit_timeout; nothing of it is visible, and the same commit can be made again",
-                left_bytes=self.left_bytes,
+                moved_bytes=self.moved_bytes,
             )
 
-    def arrived(self, blob: Blob, start: int) -> None:
-        """Say that a piece is there."""
-        with self._changing:
-            del self.pieces[blob, start]
 
+class Bringing:
+    """Bring one blob, piece after piece: a disk takes them in their order."""
 
-class Piece:
-    """Bring one piece."""
-
-    def __init__(self, upload: Upload, blob: Blob, start: int) -> None:
-        self._upload, self._blob, self._start = upload, blob, start
+    def __init__(self, upload: Upload, blob: Blob, data: memoryview) -> None:
+        self._upload, self._blob, self._data = upload, blob, data
         self.progress = 0
+        self.is_over = False
 
-    def run(self, link: Link) -> list[Piece]:
-        self._upload.check_time()
-        link.write(self._blob, self._start, self._upload.pieces[self._blob, self._start])
-        self.progress += 1
-        self._upload.arrived(self._blob, self._start)
+    def run(self, link: Link) -> list[Bringing]:
+        while not self.is_over:
+            self._upload.check_time()
+            piece = self._data[self.progress : self.progress + PIECE_BYTES]
+            link.write(self._blob, self.progress, piece)
+            self.progress += len(piece)
+            self.is_over = self.progress == len(self._data)
+            self._upload.count(len(piece))
         return []

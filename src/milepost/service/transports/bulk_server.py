@@ -18,6 +18,7 @@ from milepost.service.transports import bulk_frames as frames
 from milepost.service.transports.base import Blob
 from milepost.service.transports.bulk_wire import Ended, Wire
 from milepost.service.transports.failures import no_such_blob
+from milepost.service.transports.folder import read_file
 from milepost.threads import Member
 
 _BUFFER_BYTES = 1 << 20
@@ -27,8 +28,17 @@ _WAITING = 128
 class Shelf(Protocol):
     """Be where the bytes lie. Called from several threads at once. What it raises of milepost's errors the client is told."""
 
-    def open_file(self, blob: Blob) -> int:
-        """Return a descriptor to read a blob from, the caller's to close. Raises `NotFoundError` (kind ``no-such-blob``)."""
+    def open_file(self, blob: Blob) -> int | None:
+        """Return a descriptor to read a blob from, the caller's to close; None where it is no file: it is read then.
+
+        Raises `NotFoundError` (kind ``no-such-blob``).
+        """
+
+    def size(self, blob: Blob) -> int:
+        """Return how many bytes a blob has. Raises as `open_file`. Asked only of what is no file, as `read_into` is."""
+
+    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
+        """Fill ``into`` from ``start``. Raises as `open_file`."""
 
     def write(self, blob: Blob, start: int, data: memoryview) -> None:
         """Take bytes of a commit that is on its way. Refuses what was not announced, and what lies beyond its size."""
@@ -218,7 +228,7 @@ class _Talk:
         self._wire, self._shelf = wire, shelf
         self._counts, self._counting = counts, counting
         self._blob: Blob | None = None
-        self._descriptor = -1
+        self._descriptor: int | None = None
         self._buffer = bytearray()
 
     def greet(self, token: bytes) -> bool:
@@ -227,9 +237,7 @@ class _Talk:
         said = self._wire.receive(size_bytes)
         if token and not hmac.compare_digest(said, token):
             self._refuse(
-                ServiceError(
-                    "the token is not the right one", kind="unauthenticated", hint="connect with the run root, or its token"
-                )
+                ServiceError("the token is not the right one", kind="bad-token", hint="connect with the run root, or its token")
             )
             return False
         self._wire.send(frames.ANSWER.pack(frames.DONE, 0))
@@ -245,9 +253,10 @@ class _Talk:
             self._put(blob, start, size_bytes)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
+        """Let go of the blob of the last request."""
+        if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor, self._blob = -1, None
+        self._descriptor = self._blob = None
 
     def _get(self, blob: Blob, start: int, size_bytes: int) -> None:
         try:
@@ -258,21 +267,27 @@ class _Talk:
             self._refuse(error)
             return
         self._wire.send(frames.ANSWER.pack(frames.DONE, size_bytes))
-        if self._wire.is_plain:
+        if self._descriptor is not None and self._wire.is_plain:
             self._wire.send_file(self._descriptor, start, size_bytes)
         else:
-            self._send_copies(start, size_bytes)
+            self._send_copies(blob, start, size_bytes)
         with self._counting:
             self._counts.bytes_out += size_bytes
 
-    def _send_copies(self, start: int, size_bytes: int) -> None:
+    def _send_copies(self, blob: Blob, start: int, size_bytes: int) -> None:
         stop, room = start + size_bytes, self._room()
         while start < stop:
-            count = os.preadv(self._descriptor, [room[: stop - start]], start)
-            if not count:
-                raise ConnectionAbortedError("the file has become shorter")
-            self._wire.send(room[:count])
-            start += count
+            piece = room[: stop - start]
+            try:
+                if self._descriptor is None:
+                    self._shelf.read_into(blob, start, piece)
+                else:
+                    read_file(self._descriptor, blob, start, piece)
+            except MilepostError as error:
+                # So many bytes were promised: there is no other way left to say that they do not come.
+                raise ConnectionAbortedError("the bytes cannot be read any more") from error
+            self._wire.send(piece)
+            start += len(piece)
 
     def _put(self, blob: Blob, start: int, size_bytes: int) -> None:
         error: MilepostError | None = None
@@ -305,7 +320,7 @@ class _Talk:
             self.close()
             self._descriptor = self._shelf.open_file(blob)
             self._blob = blob
-        return os.fstat(self._descriptor).st_size
+        return self._shelf.size(blob) if self._descriptor is None else os.fstat(self._descriptor).st_size
 
     def _room(self) -> memoryview:
         self._buffer = self._buffer or bytearray(_BUFFER_BYTES)

@@ -109,15 +109,15 @@ class Mover:
         carried: dict[str, int] = {}
         failures: list[NotFoundError | ServiceError] = []
         for sink, transport in self._reachable(sinks):
-            before = upload.left_bytes
+            if upload.is_over:
+                break
+            before = upload.moved_bytes
             crew = self._crew(sink, transport)
             crew.carry(upload.jobs())
             failures += crew.failures
-            if upload.left_bytes < before:
-                carried[transport.name] = carried.get(transport.name, 0) + before - upload.left_bytes
-            if not upload.pieces:
-                return carried
-        if not upload.pieces:
+            if upload.moved_bytes > before:
+                carried[transport.name] = carried.get(transport.name, 0) + upload.moved_bytes - before
+        if upload.is_over:
             return carried
         raise failures[-1] if failures else unreachable(sinks)
 
