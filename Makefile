@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-trainer test test-all test-hf chaos fuzz soak bench bench-peers gpu-check check exactness
+.PHONY: help setup proto demo demo-trainer test test-all test-hf chaos fuzz soak bench bench-peers gpu-check check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -18,6 +18,14 @@ setup: .venv/.ready  ## Install milepost and all it is developed with into .venv
 	$(PYTHON) -c 'import sys; sys.exit("milepost needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sb3,sb3-contrib,envs,service,dev]'
+	touch $@
+
+proto: .venvs/proto/.ready  ## Make the code of the service's protocol anew, with a generator that is old enough for all it is to run beside
+	.venvs/proto/bin/python -m tests.service.proto.generate
+
+.venvs/proto/.ready: tests/service/proto/generate.py
+	$(PYTHON) -m venv .venvs/proto
+	.venvs/proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.72.2
 	touch $@
 
 demo: setup  ## Kill real training runs again and again; show that they end bit for bit like the undisturbed ones
