@@ -34,6 +34,7 @@ class Identity:
     step: int | None
     run_id: str
     host: str
+    machine: str
     pid: int
 
 
@@ -127,6 +128,7 @@ class Calls:
                 run_id=me.run_id,
                 pid=me.pid,
                 host=me.host,
+                machine=me.machine,
                 versions=[PROTOCOL],
             )
             welcome = self.line.call("Hello", request, min(TRY_S, max(until.left_s, 0.001)))

@@ -71,7 +71,7 @@ def connect(
         raise UsageError("there is no such role", kind="bad-role", hint="a role is `trainer` or `sampler`", role=role)
     clock = clock or SystemClock()
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
-    identity = Identity(caller, role, epoch, step, run_id, host_id(), os.getpid())
+    identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
     client = Client(calls, Ways(calls, transport), commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
     try:
