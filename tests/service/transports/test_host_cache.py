@@ -7,9 +7,9 @@ import fcntl
 import json
 import logging
 import os
-import threading
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,12 +17,13 @@ import pytest
 
 from milepost.clock import FakeClock
 from milepost.encode.digest import xxh3
-from milepost.errors import CorruptError, NotFoundError, ServiceError
+from milepost.errors import CorruptError, ServiceError
 from milepost.service.index import Chunks
 from milepost.service.transports import folder as folder_module
 from milepost.service.transports.base import Blob, Source
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.bulk_server import BulkServer
+from milepost.service.transports.folder import Folder
 from milepost.service.transports.host_cache import HostCache, SharedLanding
 from milepost.service.transports.landing import PrivateLanding
 from milepost.service.transports.moving import Moved, Mover
@@ -30,33 +31,7 @@ from tests.service.transports.reading import reading
 
 CHUNK = 256 << 10
 SIZE = 16 * CHUNK
-
-
-class Gate:
-    """Be a shelf that gives no byte from ``closed_from`` on until it is opened, and counts what it gives."""
-
-    def __init__(self, blobs: Mapping[Blob, bytes], closed_from: int = 1 << 60) -> None:
-        self._blobs, self._closed_from = dict(blobs), closed_from
-        self.opened, self.asked = threading.Event(), threading.Event()
-        self.given: list[tuple[int, int]] = []
-
-    def open_file(self, blob: Blob) -> int | None:
-        return None
-
-    def size(self, blob: Blob) -> int:
-        if blob not in self._blobs:
-            raise NotFoundError("there is no such blob", kind="no-such-blob")
-        return len(self._blobs[blob])
-
-    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
-        if start >= self._closed_from:
-            self.asked.set()
-            assert self.opened.wait(120)
-        into[:] = self._blobs[blob][start : start + len(into)]
-        self.given.append((start, start + len(into)))
-
-    def write(self, blob: Blob, start: int, data: memoryview) -> None:
-        raise AssertionError("nobody writes here")
+CACHE = "cache"
 
 
 def version(number: int, slots: int = 1) -> tuple[dict[Blob, bytes], dict[Blob, Chunks]]:
@@ -65,12 +40,13 @@ def version(number: int, slots: int = 1) -> tuple[dict[Blob, bytes], dict[Blob, 
 
 
 @contextmanager
-def served(gate: Gate) -> Iterator[BulkServer]:
-    with BulkServer(gate) as server:
-        try:
-            yield server
-        finally:
-            gate.opened.set()
+def served(directory: Path, data: Mapping[Blob, bytes]) -> Iterator[BulkServer]:
+    folder = Folder(str(directory / "served"))
+    (directory / "served").mkdir(exist_ok=True)
+    for blob, its in data.items():
+        folder.write(blob, 0, its)
+    with BulkServer(folder) as server:
+        yield server
 
 
 def fetch(address: str, cache: HostCache, parts: Mapping[Blob, Chunks]) -> Moved:
@@ -81,52 +57,50 @@ def marked(cache: Path) -> int:
     return sum(path.read_bytes()[8:].count(1) for path in cache.glob("*.chunks"))
 
 
-def until(holds: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(6000):
-        if holds():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it did not come about")
+def said_by(reader: subprocess.Popen[str]) -> str:
+    assert reader.stdout is not None
+    return reader.stdout.readline().strip()
 
 
 def test_four_readers_on_a_host_cost_one_transfer(tmp_path: Path) -> None:
     data, parts = version(1, slots=2)
-    gate = Gate(data, closed_from=SIZE // 2)
-    with served(gate) as server, ExitStack() as stack:
-        readers = [stack.enter_context(reading(server.address, tmp_path / "cache", parts)) for _ in range(4)]
-        assert gate.asked.wait(120)
-        gate.opened.set()
-        said = [json.loads(reader.stdout.readline()) for reader in readers if reader.stdout]
+    cache = tmp_path / CACHE
+    with served(tmp_path, data) as server, ExitStack() as stack:
+        first = stack.enter_context(reading(server.address, cache, parts, stop=8))
+        assert said_by(first) == "stopped"
+        others = [stack.enter_context(reading(server.address, cache, parts)) for _ in range(3)]
+        assert first.stdin is not None
+        first.stdin.write("go on\n")
+        first.stdin.flush()
+        said = [json.loads(said_by(reader)) for reader in (first, *others)]
         assert [each["has"] for each in said] == [{str(blob): xxh3(its) for blob, its in data.items()}] * 4
-        assert sorted(each["moved"] for each in said) == [0, 0, 0, 2 * SIZE]
+        assert [each["moved"] for each in said] == [2 * SIZE, 0, 0, 0]
         assert server.counts.bytes_out == 2 * SIZE
-        assert len(list((tmp_path / "cache").glob("*.bytes"))) == 2
+        assert len(list(cache.glob("*.bytes"))) == 2
 
 
 def test_a_reader_that_is_killed_in_the_middle_leaves_its_chunks_to_the_next(tmp_path: Path) -> None:
     data, parts = version(1)
-    gate = Gate(data, closed_from=SIZE // 2)
-    with served(gate) as server, ExitStack() as stack:
-        first = stack.enter_context(reading(server.address, tmp_path, parts))
-        until(lambda: marked(tmp_path) == 8)
-        others = [stack.enter_context(reading(server.address, tmp_path, parts)) for _ in range(2)]
+    cache = tmp_path / CACHE
+    with served(tmp_path, data) as server, ExitStack() as stack:
+        first = stack.enter_context(reading(server.address, cache, parts, stop=8))
+        assert said_by(first) == "stopped"
+        others = [stack.enter_context(reading(server.address, cache, parts)) for _ in range(2)]
         first.kill()
-        gate.opened.set()
-        said = [json.loads(reader.stdout.readline()) for reader in others if reader.stdout]
+        said = [json.loads(said_by(reader)) for reader in others]
         assert [each["has"] for each in said] == [{str(blob): xxh3(its) for blob, its in data.items()}] * 2
         assert sorted(each["moved"] for each in said) == [0, SIZE // 2]
 
 
 def test_versions_in_turn_take_the_place_of_those_that_nobody_maps(tmp_path: Path) -> None:
-    cache = HostCache(str(tmp_path), limit_bytes=2 * SIZE)
+    cache = HostCache(str(tmp_path / CACHE), limit_bytes=2 * SIZE)
     versions = [version(number) for number in range(4)]
-    with served(Gate({blob: its for data, _ in versions for blob, its in data.items()})) as server:
+    with served(tmp_path, {blob: its for data, _ in versions for blob, its in data.items()}) as server:
         for data, parts in versions:
             moved = fetch(server.address, cache, parts)
             assert moved.views == data
             assert all(view.readonly for view in moved.views.values())
-            assert used_bytes(tmp_path) <= 2 * SIZE
+            assert used_bytes(tmp_path / CACHE) <= 2 * SIZE
         assert fetch(server.address, cache, versions[3][1]).bytes_by == {}
         assert fetch(server.address, cache, versions[0][1]).bytes_by == {"bulk": SIZE}
 
@@ -138,19 +112,19 @@ def used_bytes(cache: Path) -> int:
 def test_what_is_mapped_stays_and_what_has_no_room_beside_it_is_not_shared(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = HostCache(str(tmp_path), limit_bytes=SIZE + SIZE // 2)
+    cache = HostCache(str(tmp_path / CACHE), limit_bytes=SIZE + SIZE // 2)
     versions = [version(number) for number in range(3)]
-    with served(Gate({blob: its for data, _ in versions for blob, its in data.items()})) as server:
+    with served(tmp_path, {blob: its for data, _ in versions for blob, its in data.items()}) as server:
         first = fetch(server.address, cache, versions[0][1])
         with caplog.at_level(logging.WARNING, "milepost"):
             kept = [fetch(server.address, cache, parts) for _, parts in versions[1:]]
         assert [each.views for each in kept] == [data for data, _ in versions[1:]]
         assert first.views == versions[0][0]
-        assert used_bytes(tmp_path) == SIZE
+        assert used_bytes(tmp_path / CACHE) == SIZE
         assert len(caplog.records) == 1
         first.views.clear()
         assert fetch(server.address, cache, versions[1][1]).views == versions[1][0]
-        assert [path.stat().st_size for path in tmp_path.glob("*.bytes")] == [SIZE]
+        assert [path.stat().st_size for path in (tmp_path / CACHE).glob("*.bytes")] == [SIZE]
 
 
 def test_memory_that_is_full_is_done_without(
@@ -161,13 +135,13 @@ def test_memory_that_is_full_is_done_without(
 
     monkeypatch.setattr(folder_module, "preallocate", full)
     data, parts = version(1)
-    cache = HostCache(str(tmp_path))
-    with served(Gate(data)) as server, caplog.at_level(logging.WARNING, "milepost"):
+    cache = HostCache(str(tmp_path / CACHE))
+    with served(tmp_path, data) as server, caplog.at_level(logging.WARNING, "milepost"):
         for _ in range(2):
             moved = fetch(server.address, cache, parts)
             assert (moved.views, moved.bytes_by) == (data, {"bulk": SIZE})
     assert [record.message.partition(": ")[2] for record in caplog.records] == ["could not share memory: No space left on device"]
-    assert list(tmp_path.glob("*.bytes")) == []
+    assert list((tmp_path / CACHE).glob("*.bytes")) == []
 
 
 @pytest.mark.parametrize("spoil", ["wide", "link", "file"])
@@ -198,8 +172,8 @@ def test_a_reader_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
         clock.advance(seconds=seconds)
 
     chunks = Chunks.of(os.urandom(SIZE), CHUNK)
-    first = HostCache(str(tmp_path)).land(chunks)
-    second = HostCache(str(tmp_path), stall_s=5.0, clock=clock, wait=wait).land(chunks)
+    first = HostCache(str(tmp_path / CACHE)).land(chunks)
+    second = HostCache(str(tmp_path / CACHE), stall_s=5.0, clock=clock, wait=wait).land(chunks)
     assert (type(first), type(second)) == (SharedLanding, PrivateLanding)
     assert 5.0 <= sum(waited) < 6.0
     first.close()
@@ -208,7 +182,7 @@ def test_a_reader_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_reader_that_gets_on_is_waited_for(tmp_path: Path) -> None:
     clock, data = FakeClock(), os.urandom(SIZE)
     chunks = Chunks.of(data, CHUNK)
-    first = HostCache(str(tmp_path)).land(chunks)
+    first = HostCache(str(tmp_path / CACHE)).land(chunks)
     numbers = iter(range(len(chunks)))
 
     def wait(seconds: float) -> None:
@@ -221,7 +195,7 @@ def test_a_reader_that_gets_on_is_waited_for(tmp_path: Path) -> None:
             first.memory[start:stop] = data[start:stop]
             first.landed(number)
 
-    second = HostCache(str(tmp_path), stall_s=5.0, clock=clock, wait=wait).land(chunks)
+    second = HostCache(str(tmp_path / CACHE), stall_s=5.0, clock=clock, wait=wait).land(chunks)
     assert isinstance(second, SharedLanding)
     assert second.missing() == []
     assert second.finish() == data
@@ -233,22 +207,22 @@ def test_damage_that_came_over_the_network_is_not_shared(tmp_path: Path) -> None
     (blob,) = data
     bad = bytearray(data[blob])
     bad[3 * CHUNK + 5] ^= 1
-    cache = HostCache(str(tmp_path))
-    with served(Gate({blob: bytes(bad)})) as server, pytest.raises(CorruptError) as caught:
+    cache = HostCache(str(tmp_path / CACHE))
+    with served(tmp_path, {blob: bytes(bad)}) as server, pytest.raises(CorruptError) as caught:
         fetch(server.address, cache, parts)
     assert caught.value.facts["chunk"] == 3
-    assert marked(tmp_path) == 15
-    with served(Gate(data)) as server:
+    assert marked(tmp_path / CACHE) == 15
+    with served(tmp_path, data) as server:
         moved = fetch(server.address, cache, parts)
     assert (moved.views, moved.bytes_by) == (data, {"bulk": CHUNK})
 
 
 def test_what_fails_leaves_its_chunks_and_no_lock(tmp_path: Path) -> None:
     data, parts = version(1)
-    cache = HostCache(str(tmp_path))
+    cache = HostCache(str(tmp_path / CACHE))
     with pytest.raises(ServiceError):
         fetch("127.0.0.1:9", cache, parts)
-    with served(Gate(data)) as server:
+    with served(tmp_path, data) as server:
         assert fetch(server.address, cache, parts).views == data
 
 
@@ -256,41 +230,41 @@ def test_parts_with_the_same_bytes_come_once(tmp_path: Path) -> None:
     data, parts = version(1)
     ((blob, its),) = data.items()
     other = Blob(blob.place, "target.safetensors")
-    with served(Gate(data | {other: its})) as server:
-        moved = fetch(server.address, HostCache(str(tmp_path)), parts | {other: parts[blob]})
+    with served(tmp_path, data | {other: its}) as server:
+        moved = fetch(server.address, HostCache(str(tmp_path / CACHE)), parts | {other: parts[blob]})
     assert moved.views == {blob: its, other: its}
     assert moved.bytes_by == {"bulk": SIZE}
 
 
 def test_what_others_have_left_is_swept_and_half_of_a_blob_is_made_anew(tmp_path: Path) -> None:
     chunks = Chunks.of(os.urandom(SIZE), CHUNK)
-    cache = HostCache(str(tmp_path), limit_bytes=2 * SIZE)
+    cache = HostCache(str(tmp_path / CACHE), limit_bytes=2 * SIZE)
     landing = cache.land(chunks)
     landing.landed(0)
     landing.close()
-    key = next(tmp_path.glob("*.bytes")).name.removesuffix(".bytes")
+    key = next((tmp_path / CACHE).glob("*.bytes")).name.removesuffix(".bytes")
     for kind in (".bytes", ".chunks"):  # one died between the two
-        (tmp_path / (key + kind)).unlink()
+        (tmp_path / CACHE / (key + kind)).unlink()
         landing = cache.land(chunks)
         assert landing.missing() == list(range(16))
         landing.landed(0)
         landing.close()
-    (tmp_path / "another.bytes").write_bytes(bytes(SIZE))
-    (tmp_path / "a-third.chunks").write_bytes(bytes(20))
+    (tmp_path / CACHE / "another.bytes").write_bytes(bytes(SIZE))
+    (tmp_path / CACHE / "a-third.chunks").write_bytes(bytes(20))
     for _ in range(2):
         cache.land(Chunks.of(os.urandom(SIZE), CHUNK)).close()
-    assert {path.name for path in tmp_path.iterdir()} & {"another.bytes", "another.chunks", "a-third.chunks"} == set()
-    assert used_bytes(tmp_path) <= 2 * SIZE
+    assert {path.name for path in (tmp_path / CACHE).iterdir()} & {"another.bytes", "another.chunks", "a-third.chunks"} == set()
+    assert used_bytes(tmp_path / CACHE) <= 2 * SIZE
 
 
 def test_marks_of_another_file_say_nothing(tmp_path: Path) -> None:
     chunks = Chunks.of(os.urandom(SIZE), CHUNK)
-    cache = HostCache(str(tmp_path))
+    cache = HostCache(str(tmp_path / CACHE))
     landing = cache.land(chunks)
     for number in range(16):
         landing.landed(number)
     landing.close()
-    path = next(tmp_path.glob("*.bytes"))
+    path = next((tmp_path / CACHE).glob("*.bytes"))
     held = path.open("rb")  # its number is not given to the next
     path.unlink()
     path.write_bytes(bytes(SIZE))
@@ -302,38 +276,38 @@ def test_marks_of_another_file_say_nothing(tmp_path: Path) -> None:
 
 def test_what_nobody_has_used_for_long_goes_when_the_next_comes(tmp_path: Path) -> None:
     clock = FakeClock(epoch_ns=time.time_ns())
-    cache = HostCache(str(tmp_path), idle_s=60.0, clock=clock)
+    cache = HostCache(str(tmp_path / CACHE), idle_s=60.0, clock=clock)
     for seconds, left in ((0, 1), (30, 2), (3600, 1)):
         clock.advance(seconds=seconds)
         cache.land(Chunks.of(os.urandom(SIZE), CHUNK)).close()
-        assert len(list(tmp_path.glob("*.bytes"))) == left
+        assert len(list((tmp_path / CACHE).glob("*.bytes"))) == left
 
 
 def test_a_cache_that_is_closed_gives_back_what_nobody_maps(tmp_path: Path) -> None:
     versions = [version(number) for number in range(2)]
-    cache = HostCache(str(tmp_path))
-    with served(Gate({blob: its for data, _ in versions for blob, its in data.items()})) as server:
+    cache = HostCache(str(tmp_path / CACHE))
+    with served(tmp_path, {blob: its for data, _ in versions for blob, its in data.items()}) as server:
         kept = fetch(server.address, cache, versions[0][1])
         fetch(server.address, cache, versions[1][1])
     cache.close()
-    assert len(list(tmp_path.glob("*.bytes"))) == 1
+    assert len(list((tmp_path / CACHE).glob("*.bytes"))) == 1
     assert kept.views == versions[0][0]
 
 
 def test_a_blob_that_is_being_removed_is_made_anew(tmp_path: Path) -> None:
     chunks = Chunks.of(os.urandom(SIZE), CHUNK)
-    cache = HostCache(str(tmp_path))
+    cache = HostCache(str(tmp_path / CACHE))
     cache.land(chunks).close()
-    marks = next(tmp_path.glob("*.chunks"))
+    marks = next((tmp_path / CACHE).glob("*.chunks"))
     held = os.open(marks, os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
 
     def wait(seconds: float) -> None:
-        for path in tmp_path.glob("*.[bc]*"):
+        for path in (tmp_path / CACHE).glob("*.[bc]*"):
             path.unlink()
         os.close(held)
 
-    landing = HostCache(str(tmp_path), wait=wait).land(chunks)
+    landing = HostCache(str(tmp_path / CACHE), wait=wait).land(chunks)
     assert isinstance(landing, SharedLanding)
     assert marks.exists()
     landing.close()

@@ -24,6 +24,7 @@ from milepost.service.transports import host_cache_files as files
 from milepost.service.transports.folder import room_in
 from milepost.service.transports.host import SHARED
 from milepost.service.transports.landing import Landing, PrivateLanding
+from milepost.service.transports.private_map import map_private
 from milepost.store.posix import failures_of
 
 log = logging.getLogger("milepost")
@@ -177,7 +178,7 @@ class SharedLanding:
 
     def finish(self) -> memoryview:
         # A mapping has a descriptor of its own for the same opening of the file, and so its lock: that ends with the mapping.
-        return memoryview(mmap.mmap(self._data, self._chunks.size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        return map_private(self._data, self._chunks.size_bytes)
 
     def close(self) -> None:
         self.memory = memoryview(b"")
