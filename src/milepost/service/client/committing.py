@@ -84,8 +84,6 @@ class Committing:
         self._calls = calls
         self._ways = ways
         self._timeout_s = timeout_s
-        self.last: Commit | None = None
-        """What this client committed last: the next one came from it."""
 
     def underway(
         self, step: int, sizes: Mapping[str, int], key: str, parent: Commit | None, commit_timestamp: int | None
@@ -98,7 +96,7 @@ class Committing:
                 raise UsageError("a part may not have this name", kind="bad-part-name", hint=hint, part=slot)
         clock = self._calls.clock
         timestamp = commit_timestamp if commit_timestamp is not None else clock.wall_ns()
-        return Underway(key, step, timestamp, dict(sizes), parent or self.last, Until(clock, self._timeout_s))
+        return Underway(key, step, timestamp, dict(sizes), parent, Until(clock, self._timeout_s))
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what it is refused with."""
@@ -178,7 +176,6 @@ class Committing:
         done = self.wait(commit.key, commit.until, durable=durable, certain=lambda: commit.certain)
         self._compare(commit, parcels, done)
         commit.brought.clear()
-        self.last = done.at
         return done
 
     def wait(self, key: str, until: Until, *, durable: bool, certain: Callable[[], str] = lambda: "") -> Done:
