@@ -18,11 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
+from milepost.encode.digest import xxh3
 from milepost.errors import MilepostError, StoreError
 from milepost.service.index import Chunks
 from milepost.service.transports import host_cache_files as files
 from milepost.service.transports.folder import room_in
-from milepost.service.transports.host import SHARED
+from milepost.service.transports.host import SHARED, host_id
 from milepost.service.transports.landing import Landing, PrivateLanding
 from milepost.service.transports.private_map import map_private
 from milepost.store.posix import failures_of
@@ -35,6 +36,7 @@ _LOOK_S = 0.02
 class HostCache:
     """Give landings that are shared (`milepost.service.transports.landing.Land`). From any thread.
 
+    ``host``: which host this is (default: `milepost.service.transports.host.host_id`), for the name of the directory.
     ``limit_bytes``: what all blobs in it may take, also those that are mapped; None: a quarter of what is free when it is first
     used. ``stall_s``: how long another reader that fetches nothing is waited for. ``idle_s``: for how long what nobody maps is
     kept for who comes next. Where there is no room for a blob, or no way to share one, it lands in memory of this process, and
@@ -45,13 +47,14 @@ class HostCache:
         self,
         directory: str | None = None,
         *,
+        host: str | None = None,
         limit_bytes: int | None = None,
         stall_s: float = 60.0,
         idle_s: float = 600.0,
         clock: Clock | None = None,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        self.directory = directory or os.path.join(SHARED, f"milepost-cache-{os.geteuid()}")
+        self.directory = directory or _directory_of(host_id() if host is None else host)
         self._limit_bytes, self._stall_s, self._idle_s = limit_bytes, stall_s, idle_s
         self._clock, self._wait = clock or SystemClock(), wait or threading.Event().wait
         self._used: set[str] = set()
@@ -160,6 +163,10 @@ class HostCache:
         if not self._has_told:
             log.warning("weights are fetched into memory of this process, and not shared with others on this host: %s", why)
         self._has_told = True
+
+
+def _directory_of(host: str) -> str:
+    return os.path.join(SHARED, f"milepost-cache-{os.geteuid()}-{xxh3(host.encode())[:8]}")
 
 
 class SharedLanding:
