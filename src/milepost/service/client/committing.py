@@ -28,7 +28,9 @@ log = logging.getLogger("milepost")
 
 _VERIFIED_BYTES_S = 50e6
 """How slowly a service may look at what has arrived, at worst: of a disk that many use."""
-_BEGIN_AGAIN = frozenset({"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"})
+_BEGIN_AGAIN = frozenset(
+    {"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"}
+)
 """What a commit may hear whose service was started anew, or has swept what nobody brought in time."""
 _MOST_FAILURES = 8
 _PAUSE_S = 0.05
@@ -82,8 +84,6 @@ class Committing:
         self._calls = calls
         self._ways = ways
         self._timeout_s = timeout_s
-        self.last: Commit | None = None
-        """What this client committed last: the next one came from it."""
 
     def underway(
         self, step: int, sizes: Mapping[str, int], key: str, parent: Commit | None, commit_timestamp: int | None
@@ -96,10 +96,10 @@ class Committing:
                 raise UsageError("a part may not have this name", kind="bad-part-name", hint=hint, part=slot)
         clock = self._calls.clock
         timestamp = commit_timestamp if commit_timestamp is not None else clock.wall_ns()
-        return Underway(key, step, timestamp, dict(sizes), parent or self.last, Until(clock, self._timeout_s))
+        return Underway(key, step, timestamp, dict(sizes), parent, Until(clock, self._timeout_s))
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
-        """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what the service refuses it with."""
+        """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what it is refused with."""
         return self._through(commit, parcels, lambda: self._end(commit, parcels, durable=durable))
 
     def begin(self, commit: Underway) -> None:
@@ -123,7 +123,7 @@ class Committing:
         return self._through(commit, {}, lambda: self._end(commit, {}, durable=durable))
 
     def _through(self, commit: Underway, parcels: Mapping[str, Parcel], then: Callable[[], T]) -> T:
-        """Begin, bring what is missing of ``parcels`` and of what was brought before, and do ``then``; again where all was lost."""
+        """Begin, bring what is missing, of ``parcels`` or as it was brought before, and do ``then``; again where it was lost."""
         failures = 0
         while True:
             try:
@@ -176,7 +176,6 @@ class Committing:
         done = self.wait(commit.key, commit.until, durable=durable, certain=lambda: commit.certain)
         self._compare(commit, parcels, done)
         commit.brought.clear()
-        self.last = done.at
         return done
 
     def wait(self, key: str, until: Until, *, durable: bool, certain: Callable[[], str] = lambda: "") -> Done:
