@@ -13,6 +13,7 @@ from milepost.service.index import Chunks
 from milepost.service.transports.base import Blob, Source, Transport
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.files import FilesTransport
+from milepost.service.transports.host_cache import HostCache
 from milepost.service.transports.landing import new_memory
 from milepost.service.transports.moving import Mover
 from milepost.service.transports.shm import ShmTransport
@@ -28,6 +29,8 @@ class Ways:
     def __init__(self, calls: Calls, transport: str) -> None:
         self._calls = calls
         self._transport = transport
+        self.cache = HostCache(host=calls.identity.host, clock=calls.clock)
+        """Where what is fetched from another host comes to lie: readers of this one fetch it once."""
         if transport not in _NAMES:
             raise UsageError(
                 "there is no such transport",
@@ -57,7 +60,7 @@ class Ways:
     def _mover(self) -> Mover:
         known = {way.name: way for way in self._known()}
         chosen = [way for name, way in known.items() if self._transport in ("auto", name)]
-        return Mover(chosen, self._calls.clock)
+        return Mover(chosen, self._calls.clock, land=self.cache.land)
 
     def _known(self) -> list[Transport]:
         line, clock = self._calls.line, self._calls.clock
