@@ -52,7 +52,7 @@ class _Work:
 
 
 class Offers:
-    """Make deltas in ``memory``, of ``most_bytes`` in all; ``part`` returns a part's bytes, or None, wherever they lie.
+    """Make deltas in ``memory``, of ``most_bytes`` in all; ``part`` returns the bytes of a base, or None, wherever they lie.
 
     Begins with `start`, ends with `close`. To be used from any thread; `ask` does not wait.
     """
@@ -126,9 +126,10 @@ class Offers:
 
     def _made(self, work: _Work) -> Chunks | None:
         wish = work.wish
+        # The new one lies in memory, or nothing is told: beside it the delta will lie, and will go with it.
+        new = self._memory.map(Blob(wish.place, blob_of(wish.slot)))
         base = self._part(Blob(wish.base_place, blob_of(wish.slot)))
-        new = self._part(Blob(wish.place, blob_of(wish.slot)))
-        if base is None or new is None or not self._is_wanted(work):
+        if base is None or not self._is_wanted(work):
             return None
         told = tell(base, new, work.how)
         if told is None:
