@@ -33,6 +33,7 @@ from milepost.service.core.events import (
 )
 from milepost.service.core.records import Commit, Committed, Entry, Tier
 from milepost.service.core.service import Service
+from milepost.service.deltas.offering import Offers
 from milepost.service.index import Index, place_of_weights
 from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
@@ -53,12 +54,19 @@ class Shell:
     """
 
     def __init__(
-        self, core: Service, storage: Storage, places: Places, clock: Clock, fatal: Callable[[BaseException], None]
+        self,
+        core: Service,
+        storage: Storage,
+        places: Places,
+        offers: Offers,
+        clock: Clock,
+        fatal: Callable[[BaseException], None],
     ) -> None:
         self.core = core
         self.storage = storage
         self.places = places
         self.shelf = Shelf(storage, places)
+        self.offers = offers
         self.watchers = Watchers()
         self.counts: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
@@ -181,7 +189,14 @@ class Shell:
 
     async def _erase(self, action: Erase) -> None:
         weights = self.core.catalogue.weights[action.at]
-        failure = await self._try("erase", lambda: self.storage.tier(action.tier).erase(place_of_weights(weights)))
+        place = place_of_weights(weights)
+
+        def erase() -> None:
+            if action.tier == "memory":
+                self.offers.forget(place)  # what tells it lies beside it
+            self.storage.tier(action.tier).erase(place)
+
+        failure = await self._try("erase", erase)
         if failure:
             self._retries.append(action)
             return
