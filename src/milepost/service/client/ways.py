@@ -39,7 +39,7 @@ class Ways:
     def fetch(
         self, sources: Sequence[Source], parts: Mapping[Blob, Chunks], *, limit_bytes: int, timeout_s: float
     ) -> dict[Blob, memoryview]:
-        """Return the bytes of all parts, read-only: where they lie in memory of this host, else checked. Raises as `Mover.fetch`."""
+        """Return the bytes of all parts, read-only: where they lie in this host's memory, or checked. As `Mover.fetch`."""
         return self._mover().fetch(sources, parts, limit_bytes=limit_bytes, timeout_s=timeout_s).views
 
     def room(self, sinks: Sequence[Source], blob: Blob, size_bytes: int) -> memoryview | None:

@@ -22,11 +22,11 @@ class Report:
         self._run_id = run_id
         self._limit_bytes = limit_bytes
         self._begun_ns = shell.clock.monotonic_ns()
-        self._homes: dict[str, tuple[Caller, str, int]] = {}
+        self._homes: dict[str, tuple[Caller, str, str, int]] = {}
 
-    def joins(self, caller: Caller, role: Role, host: str, pid: int) -> None:  # noqa: ARG002
+    def joins(self, caller: Caller, host: str, machine: str, pid: int) -> None:
         """Note where a process runs that is about to join."""
-        self._homes[caller.component] = caller, host, pid
+        self._homes[caller.component] = caller, host, machine, pid
 
     async def status(self) -> pb.StatusReply:
         """Return how the service is now."""
@@ -73,7 +73,9 @@ class Report:
         core = self._shell.core
         joined = core.catalogue.current[name]
         caller = Caller(name, joined.incarnation)
-        home, host, pid = self._homes.get(name, (caller, "", 0))
+        home, host, machine, pid = self._homes.get(name, (caller, "", "", 0))
+        is_home, has = home == caller, core.last(caller)
+        weights = None if has is None else core.catalogue.weights.get(has)
         heard_ns = core.heard_ns(caller)
         silent_ms = -1 if heard_ns is None else (self._shell.clock.monotonic_ns() - heard_ns) // 10**6
         return pb.ComponentStatus(
@@ -81,8 +83,12 @@ class Report:
             role=joined.role,
             silent_ms=silent_ms,
             reads=[pb.Commit(term=at.term, number=at.number) for at in core.reads(caller)],
-            host=host if home == caller else "",
-            pid=pid if home == caller else 0,
+            host=host if is_home else "",
+            pid=pid if is_home else 0,
+            has=wire.pack_commit(has if weights is not None else None),
+            has_step=0 if weights is None else weights.version.step,
+            has_lost=has in core.catalogue.lost,
+            machine=machine if is_home else "",
         )
 
 

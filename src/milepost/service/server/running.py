@@ -18,6 +18,8 @@ import grpc.aio
 from milepost.clock import Clock
 from milepost.errors import MilepostError
 from milepost.service.adopting import SERVICE, Opened
+from milepost.service.core.catalogue import Catalogue
+from milepost.service.core.records import Entry
 from milepost.service.core.service import Service
 from milepost.service.endpoint import Endpoint, this_process, write_endpoint
 from milepost.service.server.calls import Calls
@@ -60,18 +62,24 @@ class Ending:
 
 
 async def run(
-    opened: Opened, settings: ServiceSettings, clock: Clock, ending: Ending, ready: Callable[[Endpoint, str | None], None]
+    opened: Opened,
+    settings: ServiceSettings,
+    clock: Clock,
+    ending: Ending,
+    ready: Callable[[Endpoint, str | None, Catalogue], None],
+    heard: Callable[[Entry], None],
 ) -> None:
     """Serve until ``ending`` says otherwise; then answer whoever waits, and raise what made it end, if something did.
 
-    ``ready`` is called when clients can come, with where they find it and what they have to know.
+    ``ready`` is called when clients can come, with where they find it and what they have to know; ``heard`` with each entry that
+    was written down.
     """
     storage, places = Storage.of(opened), Places()
     limits = settings.core(opened.memory.free_bytes())
     core = Service(limits, opened.entries, opened.found.memory, opened.run_id)
     with ExitStack() as held:
         offers = offers_of(storage, settings, limits.memory_bytes)
-        shell = Shell(core, storage, places, offers, clock, ending.set)
+        shell = Shell(core, storage, places, offers, clock, ending.set, heard)
         held.callback(shell.close)
         _know(core, storage, places)
         before = endpoint_before(opened.store)
@@ -88,7 +96,7 @@ async def run(
         await server.start()
         try:
             await shell.work(lambda: write_endpoint(opened.store, endpoint))
-            ready(endpoint, token)
+            ready(endpoint, token, core.catalogue)
             await _live(shell, ending)
         finally:
             await _end(shell, server)

@@ -11,12 +11,14 @@ from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
 from milepost.service.adopting import SHARED_MEMORY, open_service
+from milepost.service.core.catalogue import Catalogue
+from milepost.service.core.records import Entry, Weights
 from milepost.service.endpoint import Endpoint
 from milepost.service.server.running import Ending, run
 from milepost.service.settings import ServiceSettings
 from milepost.threads import Member
 
-Ready = Callable[[Endpoint, str | None], None]
+Heard = Callable[[Entry], None]
 
 
 def serve(
@@ -24,23 +26,24 @@ def serve(
     settings: ServiceSettings | None = None,
     *,
     run_id: str = "",
-    ready: Callable[[Endpoint], None] | None = None,
+    ready: Callable[[Server], None] | None = None,
+    heard: Heard = lambda _: None,
     restored: bool = False,
     memory_base: str = SHARED_MEMORY,
     clock: Clock | None = None,
 ) -> None:
     """Serve the run below ``root`` until SIGTERM or SIGINT; then answer whoever waits, and return. For the main thread.
 
-    ``ready`` is called when clients can come. ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot
-    of a damaged journal. Versions in memory stay there for the next service. Raises `ConflictError` (kinds ``held``, where
+    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is
+    written down. ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot of a damaged journal. Versions in memory stay there for the next service. Raises `ConflictError` (kinds ``held``, where
     another service has the root, and ``fenced``, where one has taken it), and what `open_service` raises.
     """
-    with Server(root, settings, run_id=run_id, restored=restored, memory_base=memory_base, clock=clock) as server:
+    with Server(root, settings, run_id=run_id, heard=heard, restored=restored, memory_base=memory_base, clock=clock) as server:
         # Nothing else is done in a handler: a lock that the main thread holds just now would never be given up.
         before = {number: signal.signal(number, lambda *_: server.end()) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             if ready is not None:
-                ready(server.endpoint)
+                ready(server)
             server.wait()
         finally:
             for number, handler in before.items():
@@ -55,6 +58,9 @@ class Server:
 
     endpoint: Endpoint
     token: str | None
+    live: Weights | None
+    """What was live when it began."""
+    durable: Weights | None
 
     def __init__(
         self,
@@ -62,10 +68,12 @@ class Server:
         settings: ServiceSettings | None = None,
         *,
         run_id: str = "",
+        heard: Heard = lambda _: None,
         restored: bool = False,
         memory_base: str = SHARED_MEMORY,
         clock: Clock | None = None,
     ) -> None:
+        self._heard = heard
         self._root = os.fspath(root)
         self._settings = settings or ServiceSettings()
         self._clock = clock or SystemClock()
@@ -117,7 +125,7 @@ class Server:
 
                 async def main() -> None:
                     self._loop, self._ending = asyncio.get_running_loop(), Ending()
-                    await run(opened, self._settings, self._clock, self._ending, self._ready)
+                    await run(opened, self._settings, self._clock, self._ending, self._ready, self._heard)
 
                 asyncio.run(main())
         except BaseException as error:  # noqa: BLE001 - raised where the context is entered, or left
@@ -125,6 +133,7 @@ class Server:
         finally:
             self._is_ready.set()
 
-    def _ready(self, endpoint: Endpoint, token: str | None) -> None:
+    def _ready(self, endpoint: Endpoint, token: str | None, catalogue: Catalogue) -> None:
         self.endpoint, self.token = endpoint, token
+        self.live, self.durable = (None if at is None else catalogue.weights[at] for at in (catalogue.live, catalogue.durable))
         self._is_ready.set()

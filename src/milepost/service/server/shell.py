@@ -50,7 +50,7 @@ ENDING = Refused("ending", "the service is ending", "connect again: whoever star
 class Shell:
     """Be what is around the core: who waits for an answer, what is being done, and the threads that do it.
 
-    ``fatal`` is called, once, with what makes it impossible to go on.
+    ``fatal`` is called, once, with what makes it impossible to go on; ``heard`` with each entry that was written down.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Shell:
         offers: Offers,
         clock: Clock,
         fatal: Callable[[BaseException], None],
+        heard: Callable[[Entry], None] = lambda _: None,
     ) -> None:
         self.core = core
         self.storage = storage
@@ -73,6 +74,7 @@ class Shell:
         """What the disk said last, by what it was to do; gone once that is done."""
         self.clock = clock
         self._fatal = fatal
+        self._heard = heard
         self._numbers = itertools.count(1)
         self._open: dict[Request, tuple[asyncio.Future[Answer], Event]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -166,6 +168,8 @@ class Shell:
         if not failure:
             self.counts.update(f"entries.{type(entry).__name__}" for entry in record.entries)
             self.watchers.tell(record.entries)
+            for entry in record.entries:
+                self._heard(entry)
 
     def _index_of(self, entry: Committed) -> tuple[Tier, Index]:
         weights = entry.weights
