@@ -68,6 +68,11 @@ class Offers:
         self._thread: Member | None = None
         self.last_failure = ""
 
+    @property
+    def are_made(self) -> bool:
+        """Say whether deltas are made here at all."""
+        return self._thread is not None and self._most_bytes > 0
+
     def start(self) -> None:
         """Begin to work. What an earlier service has told is let go of: nobody counts it."""
         for place in self._memory.places():
@@ -94,7 +99,7 @@ class Offers:
         with self._changing:
             work = self._works.pop(wish, None)
             if work is None or not work.is_for(how):
-                if self._thread is None or self._queue.qsize() >= MOST_WAITING:
+                if not self.are_made or self._queue.qsize() >= MOST_WAITING:
                     return _answer(None)
                 work = _Work(wish, how)
                 work.made.set_running_or_notify_cancel()  # one who no longer waits takes it from nobody else
