@@ -16,7 +16,6 @@ import numpy as np
 from milepost.encode.blob import SAFETENSORS_DTYPES
 from milepost.errors import CorruptError, NotFoundError, UsageError
 from milepost.records import LeafRecord
-from milepost.service.delta.records import Tensor
 from milepost.service.packing import METADATA, MOST_HEADER_BYTES, Notes, flat_keys
 from milepost.state.dtypes import dtype_named
 from milepost.state.inflate import inflate
@@ -117,17 +116,6 @@ class Part:
         if entry is None:
             raise _damaged(self.slot, "its tree names an array that is not there")
         return LeafRecord(name, kind, entry.dtype, entry.shape, 0, entry.start, entry.stop, "")
-
-    def as_delta_tensors(self) -> dict[str, Tensor]:
-        """Return all arrays as a delta is told of them; what is tied is one memory."""
-        seen: dict[int, Tensor] = {}
-        made: dict[str, Tensor] = {}
-        for name, entry in self.entries.items():
-            at = entry.start if entry.size_bytes else -len(made) - 1
-            if at not in seen:
-                seen[at] = Tensor(entry.dtype, entry.shape, self.data[entry.start : entry.stop])
-            made[name] = seen[at]
-        return made
 
 
 def _array(entry: Entry, dtype: np.dtype[Any], data: memoryview) -> np.ndarray[Any, Any]:

@@ -28,6 +28,7 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
+from milepost.service.transports.host_cache import HostCache
 from milepost.service.wire import check_name, pack_commit
 
 _LAST = Commit(0, 0)
@@ -115,7 +116,7 @@ class Client:
         self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
-        self._end = weakref.finalize(self, _end, calls, self._heartbeat, os.getpid(), goodbye=not shared)
+        self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
 
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
@@ -345,10 +346,11 @@ def _at(named: Commit | Done | Weights | None) -> Commit | None:
     return named if named is None or isinstance(named, Commit) else named.at
 
 
-def _end(calls: Calls, heartbeat: Heartbeat, pid: int, *, goodbye: bool) -> None:
+def _end(calls: Calls, heartbeat: Heartbeat, cache: HostCache, pid: int, *, goodbye: bool) -> None:
     """End what belongs to a client, however that ends. In a child that was forked there is nothing to end."""
     if os.getpid() != pid or calls.closing.is_set():
         return
     calls.closing.set()
     heartbeat.stop(goodbye=goodbye and calls.joined is not None)
     calls.line.close()
+    cache.close()

@@ -92,8 +92,6 @@ class Committing:
         self._ways = ways
         self._differences = differences
         self._timeout_s = timeout_s
-        self.last: Commit | None = None
-        """What this client committed last: the next one came from it."""
 
     def underway(
         self, step: int, sizes: Mapping[str, int], key: str, parent: Commit | None, commit_timestamp: int | None
@@ -106,7 +104,7 @@ class Committing:
                 raise UsageError("a part may not have this name", kind="bad-part-name", hint=hint, part=slot)
         clock = self._calls.clock
         timestamp = commit_timestamp if commit_timestamp is not None else clock.wall_ns()
-        return Underway(key, step, timestamp, dict(sizes), parent or self.last, Until(clock, self._timeout_s))
+        return Underway(key, step, timestamp, dict(sizes), parent, Until(clock, self._timeout_s))
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what it is refused with."""
@@ -213,7 +211,6 @@ class Committing:
         self._compare(commit, parcels, done)
         self._differences.has_brought(done.at, {slot: commit.brought[slot][0] for slot in commit.travelled})
         commit.brought.clear()
-        self.last = done.at
         return done
 
     def wait(self, key: str, until: Until, *, durable: bool, certain: Callable[[], str] = lambda: "") -> Done:

@@ -14,6 +14,7 @@ from milepost.service.index import Chunks
 from milepost.service.transports.base import Blob, Source, Transport
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.files import FilesTransport
+from milepost.service.transports.host_cache import HostCache
 from milepost.service.transports.landing import new_memory
 from milepost.service.transports.moving import Mover
 from milepost.service.transports.shm import ShmTransport
@@ -39,6 +40,8 @@ class Ways:
         self._is_measured = not link_bytes_s
         self.link_bytes_s = link_bytes_s
         """How fast bytes come and go; 0: nobody knows yet."""
+        self.cache = HostCache(host=calls.identity.host, clock=calls.clock)
+        """Where what is fetched from another host comes to lie: readers of this one fetch it once."""
         if transport not in _NAMES:
             raise UsageError(
                 "there is no such transport",
@@ -62,7 +65,8 @@ class Ways:
         self, sources: Sequence[Source], parts: Mapping[str, ToldPart], *, timeout_s: float
     ) -> tuple[dict[Blob, memoryview], str]:
         """Return what could be made of what was told. As `milepost.service.deltas.taking.fetch_told`."""
-        moved, why = fetch_told(self._mover(), sources, parts, timeout_s=timeout_s)
+        mover = Mover(self._chosen(), self._calls.clock)  # what is told is of use to nobody for long
+        moved, why = fetch_told(mover, sources, parts, land=self.cache.land, timeout_s=timeout_s)
         return moved.views, why
 
     def are_local(self, sources: Sequence[Source]) -> bool:
@@ -88,7 +92,7 @@ class Ways:
         return new_memory(size_bytes)
 
     def _mover(self) -> Mover:
-        return Mover(self._chosen(), self._calls.clock)
+        return Mover(self._chosen(), self._calls.clock, land=self.cache.land)
 
     def _chosen(self) -> list[Transport]:
         return [way for way in self._known() if self._transport in ("auto", way.name)]
