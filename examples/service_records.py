@@ -1,0 +1,166 @@
+"""Read what a pipeline has left behind, and say whether anything in it is not as promised. Used by `service_demo.py`.
+
+Three witnesses that do not know each other: the service's journal, what trainer and samplers wrote down about what they did,
+and a watcher from outside. Each check says what would be wrong for a user if it failed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milepost.service.core.catalogue import Catalogue
+from milepost.service.core.records import Began, Commit, Committed, Entry, Joined, RolledBack, Weights
+
+Note = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Be what the watcher saw at some moment: the live version, as it was announced."""
+
+    time_s: float
+    term: int
+    number: int
+    step: int
+    producer: str
+    digests: tuple[str, ...]
+    durable: int
+    """Number of the durable version; 0: none."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Hold all that is known about a run."""
+
+    entries: Sequence[Entry]
+    seen: Sequence[Seen]
+    trainer: Sequence[Note]
+    samplers: dict[str, Sequence[Note]]
+    catalogue: Catalogue = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "catalogue", Catalogue(self.entries))
+
+    @property
+    def commits(self) -> list[Note]:
+        """Return what the trainer noted of its commits."""
+        return [note for note in self.trainer if "number" in note]
+
+    @property
+    def versions(self) -> dict[int, Weights]:
+        return {at.number: weights for at, weights in self.catalogue.weights.items()}
+
+    @property
+    def lost(self) -> set[int]:
+        return {at.number for at in self.catalogue.lost}
+
+
+def read_diary(path: Path) -> list[Note]:
+    """Return what a process has noted, over all its starts, but for a line that is cut off."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    except FileNotFoundError:
+        return []
+
+
+def faults(witnesses: Witnesses, max_gap: int) -> list[str]:
+    """Return everything that is not as promised."""
+    checks = (check_versions, check_pointers, check_durable, check_weights, check_samplers)
+    return [fault for check in checks for fault in check(witnesses)] + [*check_training(witnesses, max_gap)]
+
+
+def check_versions(all_of_it: Witnesses) -> Iterator[str]:
+    """A version is the same for everybody and for good. If it changed, what was made with it could not be attributed."""
+    versions = all_of_it.versions
+    for seen in all_of_it.seen:
+        weights = versions.get(seen.number)
+        if weights is None:
+            yield f"v{seen.number} was visible, and the journal does not know it"
+            continue
+        written = (weights.at.term, weights.version.step, weights.producer, tuple(shard.digest for shard in weights.shards))
+        if written != (seen.term, seen.step, seen.producer, seen.digests):
+            yield f"v{seen.number} changed: it was seen as {seen}, and is written down as {weights}"
+    for note in all_of_it.commits:
+        weights = versions.get(note["number"])
+        if weights is None or (weights.at.term, weights.version.step) != (note["term"], note["step"]):
+            yield f"the trainer was told of v{note['number']}, which is not written down, or not so"
+
+
+def check_pointers(all_of_it: Witnesses) -> Iterator[str]:
+    """The live pointer goes back only for a reason that is written down. Else samplers would act on weights that nobody chose."""
+    catalogue, went_on_from = Catalogue(), {}
+    for entry in all_of_it.entries:
+        live = catalogue.live
+        catalogue.apply(entry)
+        match entry:
+            case Joined(role="trainer"):
+                went_on_from[entry.component] = entry.branch
+            case Committed(weights) if weights.parent != live and weights.parent != went_on_from.get(weights.producer, live):
+                yield f"{weights.at} left {live} behind, and nobody has said why"
+            case Began(live=found) if found != live:
+                yield f"a service began with {found}, and {live} was live: its bytes were lost with a process"
+    newest = (0, 0)
+    for seen in all_of_it.seen:
+        at = (seen.term, seen.number)
+        if at < newest and not any(isinstance(each, RolledBack) and each.to.number == seen.number for each in all_of_it.entries):
+            yield f"v{seen.number} was live after v{newest[1]}, without a rollback"
+        newest = at
+
+
+def check_durable(all_of_it: Witnesses) -> Iterator[str]:
+    """What was acknowledged as durable survives. A trainer that fell goes on from there, and no service begins behind it."""
+    durable: Commit | None = None
+    catalogue = Catalogue()
+    for entry in all_of_it.entries:
+        catalogue.apply(entry)
+        if isinstance(entry, Began) and durable is not None and durable in catalogue.lost:
+            yield f"{durable} was durable, and a service began without it"
+        durable = catalogue.durable
+    stored = {at.number for at in all_of_it.catalogue.generations}
+    step = 0
+    for note in all_of_it.trainer:
+        if "durable" in note:
+            step = note["step"]
+            if note["durable"] not in stored:
+                yield f"v{note['durable']} is in generation {note['generation']}, and the journal does not say so"
+        elif not note["made_by"] and note["step"] < step:
+            yield f"step {step} was saved and durable, and the trainer went on from step {note['step']}"
+
+
+def check_weights(all_of_it: Witnesses) -> Iterator[str]:
+    """Samplers act on the very numbers that the trainer committed: hashed there, and here, whatever way they came."""
+    committed = {note["number"]: note["weights"] for note in all_of_it.commits}
+    for sampler, notes in all_of_it.samplers.items():
+        for note in notes:
+            number = note["number"]
+            # A trainer that is killed between its commit and its note has committed all the same: then samplers must agree.
+            if committed.setdefault(number, note["weights"]) != note["weights"]:
+                yield f"{sampler} acted on weights of v{number} that are not those which were committed"
+            if number not in all_of_it.versions:
+                yield f"{sampler} acted on v{number}, which there never was"
+
+
+def check_samplers(all_of_it: Witnesses) -> Iterator[str]:
+    """A sampler that runs is never sent back to an older version, unless training went back."""
+    for sampler, notes in all_of_it.samplers.items():
+        for one, other in zip(notes, notes[1:], strict=False):
+            if other["number"] < one["number"]:
+                yield f"{sampler} went back from v{one['number']} to v{other['number']}"
+
+
+def check_training(all_of_it: Witnesses, max_gap: int) -> Iterator[str]:
+    """Nothing is trained on that is too old, or that a lost branch has made: no policy of this training has sampled it."""
+    catalogue = all_of_it.catalogue
+    by_number = {at.number: at for at in catalogue.weights}
+    for note in all_of_it.commits:
+        line = {at.number for at in catalogue.line(by_number.get(note["number"]))}
+        for sampler, number, step in note["made_by"]:
+            if note["step"] - 1 - step > max_gap:
+                yield f"step {note['step']} was trained on what {sampler} made at step {step}"
+            if number not in line:
+                yield f"step {note['step']} was trained on what {sampler} made with v{number}, which was lost"
