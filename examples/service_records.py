@@ -7,8 +7,11 @@ and a watcher from outside. Each check says what would be wrong for a user if it
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,54 @@ class Seen:
     durable: int
     """Number of the durable version; 0: none."""
     reason: str
+
+
+class Diary:
+    """Be what a process notes, over all its starts, as far as it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.notes, self._read_bytes = path, list[Note](), 0
+
+    def read(self) -> None:
+        """Read what was added since; a line that is not whole yet is left for later."""
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            file.seek(self._read_bytes)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole + newline)
+            self.notes += map(json.loads, whole.splitlines())
+
+
+@dataclass(slots=True)
+class Kill:
+    """Tell of one kill: who was hit, and how long it took until all went on."""
+
+    targets: tuple[str, ...]
+    time_s: float
+    """When they were dead."""
+    step: int
+    """How far the trainer was."""
+    term: int = 0
+    """Of the service that was killed."""
+    number: int = 0
+    """Of the first version that was committed since, to a service that lives."""
+    commit_s: float | None = None
+    """Until that commit."""
+    closed_s: float | None = None
+    """Until every sampler had made a rollout with it, or with a later one: all are in touch again."""
+
+    @property
+    def name(self) -> str:
+        return "everything" if len(self.targets) == 4 else " and ".join(self.targets)
+
+    def look(self, commits: Sequence[Note], samplers: Sequence[Sequence[Note]]) -> None:
+        """See in what was noted how far all have recovered."""
+        if self.commit_s is None:
+            since = (note for note in commits if note["time_s"] > self.time_s and note["term"] > self.term)
+            if (first := next(since, None)) is None:
+                return
+            self.commit_s, self.number = first["time_s"] - self.time_s, first["number"]
+        firsts = [next((note["time_s"] for note in notes if note["number"] >= self.number), 0.0) for notes in samplers]
+        self.closed_s = max(firsts) - self.time_s if all(firsts) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +110,19 @@ class Witnesses:
     def lost(self) -> set[int]:
         return {at.number for at in self.catalogue.lost}
 
+    @property
+    def returns(self) -> list[float]:
+        """Return what episodes brought, of those rollouts that the surviving training was made of."""
+        lost = self.lost
+        return [each for note in self.commits if note["number"] not in lost for each in note["returns"]]
 
-def read_diary(path: Path) -> list[Note]:
-    """Return what a process has noted, over all its starts, but for a line that is cut off."""
-    try:
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    except FileNotFoundError:
-        return []
+
+def lags_of(commits: Sequence[Note], notes: Sequence[Note]) -> list[tuple[float, int]]:
+    """Return of each rollout when it was made, and how many commits newer than its weights there were when it was done."""
+    times_s = [note["time_s"] for note in commits]
+    numbers = [note["number"] for note in commits]
+    newest = [bisect(times_s, note["time_s"]) for note in notes]
+    return [(note["time_s"], max(0, at - bisect(numbers, note["number"]))) for note, at in zip(notes, newest, strict=True)]
 
 
 def faults(witnesses: Witnesses, max_gap: int) -> list[str]:
@@ -75,7 +132,7 @@ def faults(witnesses: Witnesses, max_gap: int) -> list[str]:
 
 
 def check_versions(all_of_it: Witnesses) -> Iterator[str]:
-    """A version is the same for everybody and for good. If it changed, what was made with it could not be attributed."""
+    """Look whether a version is the same for everybody and for good: else nobody could say what was made with it."""
     versions = all_of_it.versions
     for seen in all_of_it.seen:
         weights = versions.get(seen.number)
@@ -92,7 +149,7 @@ def check_versions(all_of_it: Witnesses) -> Iterator[str]:
 
 
 def check_pointers(all_of_it: Witnesses) -> Iterator[str]:
-    """The live pointer goes back only for a reason that is written down. Else samplers would act on weights that nobody chose."""
+    """Look whether the live pointer went back only for a reason that is written down: else nobody chose what samplers act on."""
     catalogue, went_on_from = Catalogue(), {}
     for entry in all_of_it.entries:
         live = catalogue.live
@@ -113,7 +170,7 @@ def check_pointers(all_of_it: Witnesses) -> Iterator[str]:
 
 
 def check_durable(all_of_it: Witnesses) -> Iterator[str]:
-    """What was acknowledged as durable survives. A trainer that fell goes on from there, and no service begins behind it."""
+    """Look whether what was acknowledged as durable survived: services begin with it, and trainers go on from there."""
     durable: Commit | None = None
     catalogue = Catalogue()
     for entry in all_of_it.entries:
@@ -133,7 +190,7 @@ def check_durable(all_of_it: Witnesses) -> Iterator[str]:
 
 
 def check_weights(all_of_it: Witnesses) -> Iterator[str]:
-    """Samplers act on the very numbers that the trainer committed: hashed there, and here, whatever way they came."""
+    """Look whether samplers acted on the very numbers that the trainer committed: hashed there and here, whatever their way."""
     committed = {note["number"]: note["weights"] for note in all_of_it.commits}
     for sampler, notes in all_of_it.samplers.items():
         for note in notes:
@@ -146,15 +203,15 @@ def check_weights(all_of_it: Witnesses) -> Iterator[str]:
 
 
 def check_samplers(all_of_it: Witnesses) -> Iterator[str]:
-    """A sampler that runs is never sent back to an older version, unless training went back."""
+    """Look whether samplers went on to newer versions only: a trainer that goes back commits anew, and nobody rolls back here."""
     for sampler, notes in all_of_it.samplers.items():
-        for one, other in zip(notes, notes[1:], strict=False):
+        for one, other in pairwise(notes):
             if other["number"] < one["number"]:
                 yield f"{sampler} went back from v{one['number']} to v{other['number']}"
 
 
 def check_training(all_of_it: Witnesses, max_gap: int) -> Iterator[str]:
-    """Nothing is trained on that is too old, or that a lost branch has made: no policy of this training has sampled it."""
+    """Look whether nothing was trained on that was too old, or made by a lost branch: this policy has never been that one."""
     catalogue = all_of_it.catalogue
     by_number = {at.number: at for at in catalogue.weights}
     for note in all_of_it.commits:

@@ -77,7 +77,9 @@ def sample(args: argparse.Namespace, index: int, attempt: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="sample with the newest weights")
-    parser.add_argument("--env", default="CartPole-v1", help="any Gymnasium environment with discrete actions and flat observations")
+    parser.add_argument(
+        "--env", default="CartPole-v1", help="any Gymnasium environment with discrete actions and flat observations"
+    )
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--length", type=int, default=64, help="of a rollout, in steps of each environment")
     parser.add_argument("--seed", type=int, default=1)

@@ -54,7 +54,7 @@ class Trainer:
         env = gymnasium.make(args.env)
         self.args, self.learner = args, Learner(env.observation_space.shape[0], env.action_space.n, args.rate)
         self.counters = {"step": 0, "use": 0, "stale": 0, "orphaned": 0}
-        self.diary, self.returns = Diary("diary/trainer.jsonl"), deque([], maxlen=100)
+        self.diary, self.returns = Diary("diary/trainer.jsonl"), deque(maxlen=100)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -84,7 +84,14 @@ class Trainer:
         done = service.commit(self.counters["step"], weights)
         made_by = [(each.sampler, each.stamp.number, each.stamp.step) for each in trained_on]
         returns = [float(each) for rollout in trained_on for each in rollout.returns]
-        self.diary.note(term=done.at.term, number=done.at.number, weights=fingerprint(weights), **self.counters, made_by=made_by, returns=returns)
+        self.diary.note(
+            term=done.at.term,
+            number=done.at.number,
+            weights=fingerprint(weights),
+            **self.counters,
+            made_by=made_by,
+            returns=returns,
+        )
         self.returns.extend(returns)
         return done
 
