@@ -30,7 +30,7 @@ import strike
 from demo import say, table
 from killer import CALLED_OFF, STALL_S, Process, ScriptFailed
 from service_picture import draw
-from service_records import Diary, Kill, Note, Seen, Witnesses, faults, lags_of
+from service_records import Diary, Kill, Note, Seen, Witnesses, ages_of, faults
 
 import milepost.service
 from milepost.errors import MilepostError
@@ -39,7 +39,7 @@ from milepost.supervise.control import ask
 from milepost.supervise.orders import Look
 
 EXAMPLE = Path(__file__).resolve().parent / "async_ppo"
-TRAINER, SERVICE, SAMPLERS = "trainer.0", "service.0", ("sampler.0", "sampler.1")
+TRAINER, SERVICE, SAMPLERS = "trainer-0", "service-0", ("sampler-0", "sampler-1")
 TARGETS = (
     (TRAINER,),
     (SERVICE,),
@@ -80,7 +80,7 @@ class Tale:
 
     def __post_init__(self) -> None:
         self.trainer = Diary(self.home / "diary" / "trainer.jsonl")
-        self.samplers = {name: Diary(self.home / "diary" / f"{name.replace('.', '-')}.jsonl") for name in SAMPLERS}
+        self.samplers = {name: Diary(self.home / "diary" / f"{name}.jsonl") for name in SAMPLERS}
 
     def look(self) -> None:
         """Read what was noted since, and see whether the last kills are recovered from."""
@@ -158,7 +158,7 @@ def is_time(aim: Aim, tale: Tale, steps: int, left: int) -> bool:
 def kill(tale: Tale, aims: deque[Aim], up_pid: int, total: int) -> None:
     """Kill who is aimed at, and is there. If nobody is, it is tried again."""
     answer = ask(tale.home / "pipeline.toml.sock", Look(), "", 30.0)
-    pids = {f"{each['role']}.{each['index']}": each["pid"] for each in answer["standings"]}
+    pids = {f"{each['role']}-{each['index']}": each["pid"] for each in answer["standings"]}
     struck = tuple(name for name in aims[0].targets if pids.get(name) and strike.kill(pids[name], under=up_pid))
     if not struck:
         return
@@ -235,10 +235,7 @@ def summary(tale: Tale, witnesses: Witnesses) -> str:
         "acknowledged as durable": f"{len(tale.trainer.notes) - len(commits)}",
         "steps of the trainer; made again": f"{last['step']}; {len(steps) - last['step']}",
         "rollouts trained on; too old; orphaned": f"{last['use']}; {last['stale']}; {last['orphaned']}",
-        **{
-            f"rollouts of {name}; steps behind, mean (most)": behind(commits, diary.notes)
-            for name, diary in tale.samplers.items()
-        },
+        **{f"trained on of {name}; steps old, mean (most)": ages(commits, name) for name in tale.samplers},
         **{
             f"until all are in touch, {who} killed, median (most)": spread(tale.kills, who)
             for who in (TRAINER, SERVICE, "sampler")
@@ -248,9 +245,9 @@ def summary(tale: Tale, witnesses: Witnesses) -> str:
     return table([rows])
 
 
-def behind(commits: Sequence[Note], notes: Sequence[Note]) -> str:
-    lags = [lag for _, lag in lags_of(commits, notes)]
-    return f"{len(lags)}; {mean(lags):.1f} ({max(lags)})"
+def ages(commits: Sequence[Note], sampler: str) -> str:
+    found = [age for _, age in ages_of(commits, sampler)]
+    return f"{len(found)}; {mean(found):.1f} ({max(found)})" if found else "0"
 
 
 def spread(kills: Sequence[Kill], who: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from service_records import Kill, Witnesses, lags_of
+from service_records import Kill, Witnesses, ages_of
 
 BLUE, ORANGE, RED, PALE = "#1f3a5f", "#e08000", "#c00000", "#f4b183"
-ROLES = ("service.0", "trainer.0", "sampler.0", "sampler.1")
+ROLES = ("service-0", "trainer-0", "sampler-0", "sampler-1")
 SHADES = ("#5b8db8", "#8f6bb0")
 
 
@@ -25,7 +25,7 @@ def draw(witnesses: Witnesses, kills: Sequence[Kill], path: Path) -> None:
     zero_s = witnesses.commits[0]["time_s"]
     draw_returns(axes[0], witnesses, zero_s)
     draw_versions(axes[1], witnesses, zero_s)
-    draw_lags(axes[2], witnesses, zero_s)
+    draw_ages(axes[2], witnesses, zero_s)
     draw_kills(axes[3], kills, zero_s)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -66,11 +66,13 @@ def draw_versions(axis: Any, witnesses: Witnesses, zero_s: float) -> None:
     axis.grid(axis="y", alpha=0.25)
 
 
-def draw_lags(axis: Any, witnesses: Witnesses, zero_s: float) -> None:
-    for shade, (name, notes) in zip(SHADES, witnesses.samplers.items(), strict=False):
-        places = [(time_s - zero_s, lag) for time_s, lag in lags_of(witnesses.commits, notes)]
-        axis.plot(*zip(*places, strict=True), ".", color=shade, markersize=3, label=name)
-    axis.set(ylabel="commits behind,\na rollout done", ylim=(-0.3, None))
+def draw_ages(axis: Any, witnesses: Witnesses, zero_s: float) -> None:
+    for row, (shade, name) in enumerate(zip(SHADES, witnesses.samplers, strict=False)):
+        # Beside each other: most of both are of one age.
+        places = [(time_s - zero_s, age + 0.2 * row) for time_s, age in ages_of(witnesses.commits, name)]
+        axis.plot(*zip(*places or [(0, 0)], strict=True), ".", color=shade, markersize=3, label=name)
+    axis.set(ylabel="steps old,\nwhen trained on", ylim=(-0.5, None))
+    axis.yaxis.get_major_locator().set_params(integer=True)
     axis.legend(loc="upper left", frameon=False, ncols=2)
 
 

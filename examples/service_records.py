@@ -7,7 +7,6 @@ and a watcher from outside. Each check says what would be wrong for a user if it
 from __future__ import annotations
 
 import json
-from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -117,12 +116,10 @@ class Witnesses:
         return [each for note in self.commits if note["number"] not in lost for each in note["returns"]]
 
 
-def lags_of(commits: Sequence[Note], notes: Sequence[Note]) -> list[tuple[float, int]]:
-    """Return of each rollout when it was made, and how many commits newer than its weights there were when it was done."""
-    times_s = [note["time_s"] for note in commits]
-    numbers = [note["number"] for note in commits]
-    newest = [bisect(times_s, note["time_s"]) for note in notes]
-    return [(note["time_s"], max(0, at - bisect(numbers, note["number"]))) for note, at in zip(notes, newest, strict=True)]
+def ages_of(commits: Sequence[Note], sampler: str) -> list[tuple[float, int]]:
+    """Return of each rollout of a sampler when it was trained on, and how many steps old its weights were then."""
+    used = [(note, step) for note in commits for name, _, step in note["made_by"] if name == sampler]
+    return [(note["time_s"], note["step"] - 1 - step) for note, step in used]
 
 
 def faults(witnesses: Witnesses, max_gap: int) -> list[str]:
