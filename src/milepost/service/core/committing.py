@@ -52,6 +52,10 @@ class Commits:
         """Return how much memory is taken by what is on its way."""
         return sum(staging.size_bytes for staging in self._stagings.values() if staging.tier == "memory")
 
+    def under_way(self) -> list[tuple[Begin, tuple[str, ...]]]:
+        """Return the commits on their way, and which parts of each are not here yet."""
+        return [(staging.begin, staging.missing) for staging in self._stagings.values()]
+
     @property
     def wanted(self) -> set[Commit]:
         """Return the versions that somebody waits for until they are durable."""
@@ -140,6 +144,10 @@ class Commits:
         """Answer once a commit is visible, or durable."""
         self._waiting[event.request] = event
         self._look_at(event)
+
+    def cancel(self, request: Request) -> None:
+        """Answer a request no more. What it waited for goes on."""
+        self._waiting.pop(request, None)
 
     def look_again(self) -> None:
         """Answer whoever waits, now that something has changed."""
