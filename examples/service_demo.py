@@ -179,7 +179,7 @@ def draw_aims(kills: int, rng: random.Random) -> deque[Aim]:
 
 
 class Watcher:
-    """Note every version that is seen to be live, by a client of its own, through all restarts of the service."""
+    """Fetch every version that comes, by a client of its own, through all restarts of the service, and note what it was."""
 
     def __init__(self, tale: Tale) -> None:
         self.tale, self.is_over = tale, threading.Event()
@@ -191,25 +191,20 @@ class Watcher:
 
     def __exit__(self, *exc_info: object) -> None:
         self.is_over.set()
-        self.thread.join(30)
+        self.thread.join()
 
     def watch(self) -> None:
+        """Fetch until it is over; a service that is away for longer than a client waits is tried again."""
         while not self.is_over.wait(0.2):
             with (
                 suppress(MilepostError),
                 milepost.service.connect(self.tale.home / "run", component="watcher", role="sampler") as client,
             ):
-                for news in client.watch():
-                    if self.is_over.is_set():
-                        return
-                    self.tale.seen += [seen(news)] if news.live else []
-
-
-def seen(news: milepost.service.News) -> Seen:
-    live = news.live
-    digests = tuple(shard.digest for shard in live.shards)
-    durable = news.durable.number if news.durable else 0
-    return Seen(time.time(), live.at.term, live.at.number, live.version.step, live.producer, digests, durable, news.reason)
+                while not self.is_over.is_set():
+                    weights = client.fetch(timeout=0.5)
+                    if weights is not None:
+                        with weights:
+                            self.tale.seen.append(Seen.of(weights))
 
 
 # --- showing -------------------------------------------------------------------------------------------------------
@@ -231,7 +226,7 @@ def summary(tale: Tale, witnesses: Witnesses) -> str:
     rows = {
         "": "",
         "versions committed; lost with the trainer's steps": f"{len(witnesses.versions)}; {len(witnesses.lost)}",
-        "of them seen by the watcher": f"{len({each.number for each in tale.seen})}",
+        "of them seen by the watcher": f"{len({each.described.at for each in tale.seen})}",
         "acknowledged as durable": f"{len(tale.trainer.notes) - len(commits)}",
         "steps of the trainer; made again": f"{last['step']}; {len(steps) - last['step']}",
         "rollouts trained on; too old; orphaned": f"{last['use']}; {last['stale']}; {last['orphaned']}",

@@ -7,32 +7,35 @@ and a watcher from outside. Each check says what would be wrong for a user if it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from async_ppo.diary import fingerprint
+
 from milepost.service.core.catalogue import Catalogue
-from milepost.service.core.records import Began, Commit, Committed, Entry, Joined, RolledBack, Weights
+from milepost.service.core.records import Began, Commit, Committed, Entry, Joined, Weights
 
 Note = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Be what the watcher saw at some moment: the live version, as it was announced."""
+    """Be a version as the watcher got it."""
 
     time_s: float
-    term: int
-    number: int
-    step: int
-    producer: str
-    digests: tuple[str, ...]
-    durable: int
-    """Number of the durable version; 0: none."""
-    reason: str
+    described: Weights
+    """What was announced of it: number, step, who has brought it, its parts with their digests."""
+    weights: str
+    """A hash of its very numbers, as in the diaries."""
+
+    @classmethod
+    def of(cls, fetched: Mapping[str, Any]) -> Seen:
+        return cls(time.time(), fetched.described, fingerprint(fetched.tensors()))
 
 
 class Diary:
@@ -132,13 +135,8 @@ def check_versions(all_of_it: Witnesses) -> Iterator[str]:
     """Look whether a version is the same for everybody and for good: else nobody could say what was made with it."""
     versions = all_of_it.versions
     for seen in all_of_it.seen:
-        weights = versions.get(seen.number)
-        if weights is None:
-            yield f"v{seen.number} was visible, and the journal does not know it"
-            continue
-        written = (weights.at.term, weights.version.step, weights.producer, tuple(shard.digest for shard in weights.shards))
-        if written != (seen.term, seen.step, seen.producer, seen.digests):
-            yield f"v{seen.number} changed: it was seen as {seen}, and is written down as {weights}"
+        if versions.get(seen.described.at.number) != seen.described:
+            yield f"{seen.described.at} was seen as {seen.described}, and is written down as {versions.get(seen.described.at.number)}"
     for note in all_of_it.commits:
         weights = versions.get(note["number"])
         if weights is None or (weights.at.term, weights.version.step) != (note["term"], note["step"]):
@@ -158,12 +156,9 @@ def check_pointers(all_of_it: Witnesses) -> Iterator[str]:
                 yield f"{weights.at} left {live} behind, and nobody has said why"
             case Began(live=found) if found != live:
                 yield f"a service began with {found}, and {live} was live: its bytes were lost with a process"
-    newest = (0, 0)
-    for seen in all_of_it.seen:
-        at = (seen.term, seen.number)
-        if at < newest and not any(isinstance(each, RolledBack) and each.to.number == seen.number for each in all_of_it.entries):
-            yield f"v{seen.number} was live after v{newest[1]}, without a rollback"
-        newest = at
+    for one, other in pairwise(seen.described.at for seen in all_of_it.seen):
+        if other < one:
+            yield f"{other} was live after {one}, and nobody has rolled back"
 
 
 def check_durable(all_of_it: Witnesses) -> Iterator[str]:
@@ -189,14 +184,15 @@ def check_durable(all_of_it: Witnesses) -> Iterator[str]:
 def check_weights(all_of_it: Witnesses) -> Iterator[str]:
     """Look whether samplers acted on the very numbers that the trainer committed: hashed there and here, whatever their way."""
     committed = {note["number"]: note["weights"] for note in all_of_it.commits}
+    got = [("the watcher", seen.described.at.number, seen.weights) for seen in all_of_it.seen]
     for sampler, notes in all_of_it.samplers.items():
-        for note in notes:
-            number = note["number"]
-            # A trainer that is killed between its commit and its note has committed all the same: then samplers must agree.
-            if committed.setdefault(number, note["weights"]) != note["weights"]:
-                yield f"{sampler} acted on weights of v{number} that are not those which were committed"
-            if number not in all_of_it.versions:
-                yield f"{sampler} acted on v{number}, which there never was"
+        got += [(sampler, note["number"], note["weights"]) for note in notes]
+    for who, number, weights in got:
+        # A trainer that is killed between its commit and its note has committed all the same: then the others must agree.
+        if committed.setdefault(number, weights) != weights:
+            yield f"{who} got weights of v{number} that are not those which were committed"
+        if number not in all_of_it.versions:
+            yield f"{who} got v{number}, which there never was"
 
 
 def check_samplers(all_of_it: Witnesses) -> Iterator[str]:
