@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -33,6 +33,7 @@ from service_picture import draw
 from service_records import Diary, Kill, Note, Seen, Witnesses, ages_of, faults
 
 import milepost.service
+from milepost.clock import SystemClock
 from milepost.errors import MilepostError
 from milepost.service.journal import Journal
 from milepost.supervise.control import ask
@@ -198,7 +199,7 @@ class Watcher:
         while not self.is_over.wait(0.2):
             with (
                 suppress(MilepostError),
-                milepost.service.connect(self.tale.home / "run", component="watcher", role="sampler") as client,
+                milepost.service.connect(self.tale.home / "run", component="watcher", role="sampler", fetch_timeout=5) as client,
             ):
                 while not self.is_over.is_set():
                     weights = client.fetch(timeout=0.5)
@@ -291,9 +292,10 @@ def main() -> int:
     except ScriptFailed as failure:
         print("failed:", failure, file=sys.stderr)
         return 1
-    journal = Journal(tale.home / "run" / "service" / "journal.sqlite3").entries()
+    with closing(Journal(str(tale.home / "run" / "service" / "journal.sqlite3"), SystemClock())) as journal:
+        entries = journal.entries()
     notes = {name: diary.notes for name, diary in tale.samplers.items()}
-    witnesses = Witnesses(journal, tale.seen, tale.trainer.notes, notes)
+    witnesses = Witnesses(entries, tale.seen, tale.trainer.notes, notes)
     picture = args.out / "service.png"
     draw(witnesses, tale.kills, picture)
     print(kills_table(tale.kills), summary(tale, witnesses), sep="\n\n")

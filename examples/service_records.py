@@ -135,8 +135,9 @@ def check_versions(all_of_it: Witnesses) -> Iterator[str]:
     """Look whether a version is the same for everybody and for good: else nobody could say what was made with it."""
     versions = all_of_it.versions
     for seen in all_of_it.seen:
-        if versions.get(seen.described.at.number) != seen.described:
-            yield f"{seen.described.at} was seen as {seen.described}, and is written down as {versions.get(seen.described.at.number)}"
+        written = versions.get(seen.described.at.number)
+        if written != seen.described:
+            yield f"{seen.described.at} was seen as {seen.described}, and is written down as {written}"
     for note in all_of_it.commits:
         weights = versions.get(note["number"])
         if weights is None or (weights.at.term, weights.version.step) != (note["term"], note["step"]):
