@@ -11,6 +11,7 @@ committed, if something was trained on that a lost branch has made, if the polic
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import queue
 import random
@@ -92,6 +93,11 @@ class Tale:
                 kill.look(self.commits, [diary.notes for diary in self.samplers.values()])
 
     @property
+    def notes(self) -> int:
+        """Return how much was done so far."""
+        return sum(len(diary.notes) for diary in (self.trainer, *self.samplers.values()))
+
+    @property
     def commits(self) -> list[Note]:
         return [note for note in self.trainer.notes if "number" in note]
 
@@ -126,25 +132,27 @@ def run(tale: Tale, command: list[str], steps: int, aims: deque[Aim], stop: thre
     """Run the pipeline to its end, killing as aimed. Raises `ScriptFailed` if it fails, hangs, or is called off."""
     process = Process(command, tale.home.with_suffix(".log"))
     try:
-        total, heard_s = len(aims), time.monotonic()
-        while True:
-            if stop.is_set() or time.monotonic() - heard_s > STALL_S:
-                raise ScriptFailed(CALLED_OFF if stop.is_set() else f"nothing was heard for {STALL_S:.0f} s, see {process.log}")
-            try:
-                line = process.lines.get(timeout=POLL_S)
-            except queue.Empty:
-                line = ""
-            if line is None:
-                process.wait()
-                return
-            heard_s = time.monotonic() if line else heard_s
+        total, heard, heard_s = len(aims), 0, time.monotonic()
+        while is_running(process):
             tale.look()
+            if tale.notes > heard:
+                heard, heard_s = tale.notes, time.monotonic()
+            if stop.is_set() or time.monotonic() - heard_s > STALL_S:
+                raise ScriptFailed(CALLED_OFF if stop.is_set() else f"nothing was done for {STALL_S:.0f} s, see {process.log}")
             if aims and is_time(aims[0], tale, steps, len(aims)):
                 kill(tale, aims, process.pid, total)
+        process.wait()
     finally:
         strike.kill_with_all_below(process.pid)
         process.close()
         tale.look()
+
+
+def is_running(process: Process) -> bool:
+    """Wait a moment, and return whether it is still there. What it says is in its log."""
+    with suppress(queue.Empty):
+        return process.lines.get(timeout=POLL_S) is not None
+    return True
 
 
 def is_time(aim: Aim, tale: Tale, steps: int, left: int) -> bool:
@@ -284,6 +292,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         # An exception here could end the demo while what it has started, in groups of its own, lives on.
         signal.signal(number, lambda *_: stop.set())
+    logging.getLogger("milepost").setLevel(logging.ERROR)  # the watcher's client: that the service is away is no news here
     tale = Tale(args.out.absolute() / "run")
     command = prepare(tale.home, args.steps, args.rate)
     try:
