@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -157,5 +158,10 @@ def test_a_sampler_sends_the_last_observation_of_an_episode_and_begins_the_next(
     envs.close()
 
 
-def test_the_page_shows_the_pipeline_as_it_is() -> None:
-    assert f"\n```toml\n{(EXAMPLE / 'pipeline.toml').read_text()}```" in PAGE.read_text()
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = PAGE.read_text()
+    assert f"\n```toml\n{(EXAMPLE / 'pipeline.toml').read_text()}```" in page
+    scripts = [(EXAMPLE / name).read_text() for name in ("trainer.py", "sampler.py")]
+    for shown, script in zip(re.findall(r"```python\n(.*?)```", page, re.DOTALL), scripts, strict=True):
+        lines = [line.strip() for line in shown.splitlines()]
+        assert "\n".join(lines) in "\n".join(line.strip() for line in script.splitlines())
