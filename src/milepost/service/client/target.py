@@ -11,7 +11,7 @@ from pathlib import Path
 from milepost.errors import UsageError
 from milepost.service.endpoint import read_endpoint, read_token
 
-SERVICE, SERVICE_TOKEN = "MILEPOST_SERVICE", "MILEPOST_SERVICE_TOKEN"  # noqa: S105 - names of variables
+SERVICE, SERVICE_TOKEN = "MILEPOST_SERVICE", "MILEPOST_SERVICE_TOKEN"
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^/\s:\[\]]+):\d{1,5}")
 
 
