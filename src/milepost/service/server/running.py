@@ -24,6 +24,7 @@ from milepost.service.core.service import Service
 from milepost.service.endpoint import Endpoint, this_process, write_endpoint
 from milepost.service.server.calls import Calls
 from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
+from milepost.service.server.offering import offers_of
 from milepost.service.server.places import Places
 from milepost.service.server.reporting import Report
 from milepost.service.server.shelf import open_bulk
@@ -77,11 +78,14 @@ async def run(
     limits = settings.core(opened.memory.free_bytes())
     core = Service(limits, opened.entries, opened.found.memory, opened.run_id)
     with ExitStack() as held:
-        shell = Shell(core, storage, places, clock, ending.set, heard)
+        offers = offers_of(storage, settings, limits.memory_bytes)
+        shell = Shell(core, storage, places, offers, clock, ending.set, heard)
         held.callback(shell.close)
         _know(core, storage, places)
         before = endpoint_before(opened.store)
         token = keep_token(os.path.join(opened.root, SERVICE), settings, clock)
+        offers.start()
+        held.callback(offers.close)
         bulk = held.enter_context(closing(open_bulk(shell.shelf, token, settings, before, clock)))
         ways = Ways(host_id(), opened.memory.directory, opened.disk.directory, f":{port_of(bulk.address)}", settings.transport)
         calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))

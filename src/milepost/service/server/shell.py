@@ -33,6 +33,7 @@ from milepost.service.core.events import (
 )
 from milepost.service.core.records import Commit, Committed, Entry, Tier
 from milepost.service.core.service import Service
+from milepost.service.deltas.offering import Offers
 from milepost.service.index import Index, place_of_weights
 from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
@@ -57,6 +58,7 @@ class Shell:
         core: Service,
         storage: Storage,
         places: Places,
+        offers: Offers,
         clock: Clock,
         fatal: Callable[[BaseException], None],
         heard: Callable[[Entry], None] = lambda _: None,
@@ -65,6 +67,7 @@ class Shell:
         self.storage = storage
         self.places = places
         self.shelf = Shelf(storage, places)
+        self.offers = offers
         self.watchers = Watchers()
         self.counts: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
@@ -190,7 +193,14 @@ class Shell:
 
     async def _erase(self, action: Erase) -> None:
         weights = self.core.catalogue.weights[action.at]
-        failure = await self._try("erase", lambda: self.storage.tier(action.tier).erase(place_of_weights(weights)))
+        place = place_of_weights(weights)
+
+        def erase() -> None:
+            if action.tier == "memory":
+                self.offers.forget(place)  # what tells it lies beside it
+            self.storage.tier(action.tier).erase(place)
+
+        failure = await self._try("erase", erase)
         if failure:
             self._retries.append(action)
             return
