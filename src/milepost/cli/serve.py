@@ -120,9 +120,19 @@ def _settings(bind: str, token: str | None, given: dict[str, Any]) -> ServiceSet
     try:
         return ServiceSettings(host=host, port=port, token=token, **given)
     except UsageError as error:
-        if error.kind == "insecure":
-            error.hint = "give --tls-cert and --tls-key, and leave the token on; or say --insecure where the network is trusted"
-        raise
+        raise UsageError(error.message, kind=error.kind, hint=_in_options(error), **error.facts) from error
+
+
+def _in_options(error: UsageError) -> str:
+    """Return what a setting has to be in the words of whoever has given it."""
+    if error.kind == "insecure":
+        return "give --tls-cert and --tls-key, and leave the token on; or say --insecure where the network is trusted"
+    flags = {names[-1]: names[0].partition("/")[0] for names, _ in _OPTIONS if len(names) > 1}
+    flags |= {f"tls_{each}": f"--tls-{each}" for each in ("cert", "key", "ca")}
+    hint = error.hint
+    for name, flag in flags.items():
+        hint = hint.replace(name, flag)
+    return hint
 
 
 def _pointers(live: Weights | None, durable: Weights | None) -> str:
