@@ -40,6 +40,13 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--memory", "memory_bytes"), {"type": Size(), "help": "Memory for versions. [default: 1/4 of what /dev/shm has free]"}),
     (("--memory-keep", "memory_keep_versions"), {"type": _COUNT, "default": 1, "help": "So many of the newest stay in memory."}),
     (("--disk", "disk_path"), {"type": click.Path(file_okay=False), "help": "Store versions here. [default: ROOT/service]"}),
+    (
+        ("--journal", "journal_path"),
+        {
+            "type": click.Path(file_okay=False),
+            "help": "Keep the journal here, on a disk of this machine, where ROOT is on a network.",
+        },
+    ),
     (("--disk-keep", "disk_keep_versions"), {"type": _COUNT, "default": 5, "help": "So many of the newest stay on disk."}),
     (("--transport",), {"default": "auto", "help": "Offer only this way for bytes: shm, files, store, bulk, rdma; grpc always."}),
     (("--incremental/--no-incremental",), {"default": True, "help": "Send what changed, where that is less."}),

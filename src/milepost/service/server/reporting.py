@@ -45,7 +45,7 @@ class Report:
             uptime_ms=(shell.clock.monotonic_ns() - self._begun_ns) // 10**6,
             pid=os.getpid(),
             is_held_by=", ".join(sorted(catalogue.held)),
-            counts={**shell.counts, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out},
+            counts=self._counts(),
             stagings=[
                 pb.StagingStatus(component=begin.caller.component, key=begin.key, step=begin.step, missing=missing[:64])
                 for begin, missing in shell.core.under_way()
@@ -53,6 +53,11 @@ class Report:
             last_failure="; ".join(shell.failures.values()),
             milepost_version=milepost.__version__,
         )
+
+    def _counts(self) -> dict[str, int]:
+        shell = self._shell
+        now = {"waiting": shell.waiting, "watchers": len(shell.watchers)}
+        return {**shell.counts, **now, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out}
 
     def _versions(self) -> list[pb.VersionStatus]:
         core, catalogue = self._shell.core, self._shell.core.catalogue
