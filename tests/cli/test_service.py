@@ -432,3 +432,16 @@ def test_a_hold_outlives_the_service(root: Path) -> None:
     with serving(root) as served:
         assert isinstance(served, Serving)
         assert document("unhold", root)["unheld"] == ["trainer"]
+
+
+def test_where_versions_and_journal_lie_need_not_be_said_again(root: Path, tmp_path: Path) -> None:
+    elsewhere = ("--disk", str(tmp_path / "disk"), "--journal", str(tmp_path / "journal"))
+    with serving(root, *elsewhere) as served:
+        with connect(root, component="trainer", role="trainer") as trainer:
+            trainer.commit(118, WEIGHTS, durable=True)
+        served.end()
+    assert not list(root.glob("service/versions/*"))
+    forget(root)  # what is on disk is all that is left
+    assert document("status", root, code=1)["durable"]["version"] == "v1"
+    with serving(root) as served:
+        assert served.lines[0].endswith("live v1 step 118, durable v1")

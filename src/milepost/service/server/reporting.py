@@ -7,7 +7,6 @@ import os
 import milepost
 from milepost.service import wire
 from milepost.service.core.events import Caller
-from milepost.service.core.records import Role
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.server.shell import Shell
 from milepost.service.transports.bulk_server import Counts

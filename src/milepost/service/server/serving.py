@@ -38,9 +38,10 @@ def serve(
 ) -> None:
     """Serve the run below ``root`` until SIGTERM or SIGINT; then answer whoever waits, and return. For the main thread.
 
-    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is
-    written down. ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot of a damaged journal. Versions in memory stay there for the next service. Raises `ConflictError` (kinds ``held``, where
-    another service has the root, and ``fenced``, where one has taken it), and what `open_service` raises.
+    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is written down.
+    ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot of a damaged journal. Versions in memory
+    stay there for the next service. Raises `ConflictError` (kinds ``held``, where another service has the root, and ``fenced``,
+    where one has taken it), and what `open_service` raises.
     """
     with Server(root, settings, run_id=run_id, heard=heard, restored=restored, memory_base=memory_base, clock=clock) as server:
         # Nothing else is done in a handler: a lock that the main thread holds just now would never be given up.
