@@ -92,7 +92,7 @@ async def run(
         calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))
         server = make_server(calls, token, settings)
         address = f"{literal(settings.host)}:{bind(server, settings, before)}"
-        endpoint = _endpoint(core, settings, opened.run_id, ways, address)
+        endpoint = _endpoint(core, settings, opened, ways, address)
         shell.tick()
         await server.start()
         try:
@@ -106,10 +106,10 @@ async def run(
         raise ending.error
 
 
-def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways, address: str) -> Endpoint:
+def _endpoint(core: Service, settings: ServiceSettings, opened: Opened, ways: Ways, address: str) -> Endpoint:
     boot, pid, start_time = this_process()
     return Endpoint(
-        run_id=run_id,
+        run_id=opened.run_id,
         address=address,
         term=core.catalogue.term,
         host=ways.host,
@@ -119,6 +119,8 @@ def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways,
         is_tls=settings.tls_cert is not None,
         has_token=settings.token is not None,
         bulk_port=port_of(ways.bulk),
+        journal=opened.journal.path,
+        disk=opened.disk.store.url,
     )
 
 

@@ -12,12 +12,14 @@ from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import StoreError
-from milepost.service.adopting import SHARED_MEMORY, Opened, open_service
+from milepost.service.adopting import SERVICE, SHARED_MEMORY, Opened, open_service
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Entry, Weights
 from milepost.service.endpoint import Endpoint
+from milepost.service.server.listening import endpoint_before
 from milepost.service.server.running import Ending, run
 from milepost.service.settings import ServiceSettings
+from milepost.store.local import LocalStore
 from milepost.threads import Member
 
 Heard = Callable[[Entry], None]
@@ -36,9 +38,10 @@ def serve(
 ) -> None:
     """Serve the run below ``root`` until SIGTERM or SIGINT; then answer whoever waits, and return. For the main thread.
 
-    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is
-    written down. ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot of a damaged journal. Versions in memory stay there for the next service. Raises `ConflictError` (kinds ``held``, where
-    another service has the root, and ``fenced``, where one has taken it), and what `open_service` raises.
+    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is written down.
+    ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot of a damaged journal. Versions in memory
+    stay there for the next service. Raises `ConflictError` (kinds ``held``, where another service has the root, and ``fenced``,
+    where one has taken it), and what `open_service` raises.
     """
     with Server(root, settings, run_id=run_id, heard=heard, restored=restored, memory_base=memory_base, clock=clock) as server:
         # Nothing else is done in a handler: a lock that the main thread holds just now would never be given up.
@@ -132,9 +135,16 @@ class Server:
 
     def _lives(self) -> bool:
         """Serve until the end; return whether that was none, since only memory was lost: it begins anew, as after a kill."""
+        directory, disk = self._elsewhere()
         try:
             with open_service(
-                self._root, self._clock, run_id=self._run_id, restored=self._restored, memory_base=self._memory_base
+                self._root,
+                self._clock,
+                run_id=self._run_id,
+                restored=self._restored,
+                memory_base=self._memory_base,
+                journal_directory=directory,
+                disk=LocalStore(disk, self._clock) if disk else None,
             ) as opened:
                 asyncio.run(self._main(opened))
         except StoreError as error:
@@ -143,6 +153,18 @@ class Server:
             logging.getLogger("milepost").warning("%s", error)
             return True
         return False
+
+    def _elsewhere(self) -> tuple[str, str]:
+        """Return in which directory the journal is, and where versions are on disk; empty: in the root.
+
+        Where it was not said that is where they were before. A service that does not find the versions there are says that they
+        are gone, and training has no base any more.
+        """
+        service = LocalStore(os.path.join(self._root, SERVICE), self._clock)
+        before = endpoint_before(service)
+        journal, disk = (before.journal, before.disk) if before is not None else ("", "")
+        journal, disk = self._settings.journal_path or os.path.dirname(journal), self._settings.disk_path or disk
+        return _unless(journal, service.root), _unless(disk, service.root)
 
     async def _main(self, opened: Opened) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), Ending()
@@ -154,3 +176,7 @@ class Server:
         self.endpoint, self.token = endpoint, token
         self.live, self.durable = (None if at is None else catalogue.weights[at] for at in (catalogue.live, catalogue.durable))
         self._is_ready.set()
+
+
+def _unless(path: str, usual: str) -> str:
+    return "" if os.path.realpath(path or usual) == os.path.realpath(usual) else path
