@@ -27,6 +27,15 @@ from milepost.service.settings import ServiceSettings
         ("incremental_threshold", "some"),
         ("heartbeat_s", 0),
         ("lease_s", 0),
+        ("lease_s", 5.0),
+        ("memory_bytes", "8GB"),
+        ("memory_bytes", True),
+        ("memory_keep_versions", 1.5),
+        ("port", "80"),
+        ("host", 5),
+        ("host", ""),
+        ("token", 7),
+        ("tls_cert", 7),
         ("link_bytes_s", 0),
         ("port", 65536),
         ("bulk_port", -1),
@@ -76,8 +85,8 @@ def test_a_certificate_without_its_key_and_an_authority_without_a_certificate_ar
 
 def test_what_may_be_in_memory_is_a_quarter_of_what_is_free_unless_it_is_said() -> None:
     assert ServiceSettings().core(1000).memory_bytes == 250
-    core = ServiceSettings(memory_bytes=7, memory_keep_versions=2, disk_keep_versions=3, commit_timeout_s=1.5, lease_s=2).core(
-        1000
-    )
+    core = ServiceSettings(
+        memory_bytes=7, memory_keep_versions=2, disk_keep_versions=3, commit_timeout_s=1.5, heartbeat_s=1, lease_s=2
+    ).core(1000)
     assert (core.memory_bytes, core.memory_keep, core.disk_keep) == (7, 2, 3)
     assert (core.commit_ns, core.lease_ns) == (1_500_000_000, 2_000_000_000)
