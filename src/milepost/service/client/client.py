@@ -11,6 +11,7 @@ from milepost.clock import Clock, SystemClock
 from milepost.errors import NotFoundError, UsageError
 from milepost.service.client.calls import Calls, Identity
 from milepost.service.client.committing import Committing, Done, Underway
+from milepost.service.client.differing import Differences, check_link
 from milepost.service.client.fetching import Fetching, Want
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.line import Line
@@ -27,6 +28,7 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
+from milepost.service.transports.host_cache import HostCache
 from milepost.service.wire import check_name, pack_commit
 
 _LAST = Commit(0, 0)
@@ -45,6 +47,8 @@ def connect(
     commit_timeout: float = 120.0,
     fetch_timeout: float = 60.0,
     transport: str = "auto",
+    incremental: bool = True,
+    link_bytes_s: float | None = None,
     run_id: str = "",
     incarnation: str | None = None,
     epoch: int = 0,
@@ -53,26 +57,33 @@ def connect(
 ) -> Client:
     """Return a client of the service: of a run root, of ``"host:port"``, or of what ``MILEPOST_SERVICE`` names.
 
-    ``component`` is who this is for the service, ``"trainer"`` or ``"sampler-3"``: from now on it is this process, and an earlier one
-    of that name is refused. A trainer says with ``step`` which step it goes on from; without, it begins anew, and what was committed
-    before is left behind. Several processes that bring the parts of one commit have one ``component`` and one ``incarnation``, which
-    they agree on. ``epoch`` rises with each start where that is known for sure, from the term of a claim for one: a hello that was
-    long on its way then displaces nobody.
+    ``component`` is who this is for the service, ``"trainer"`` or ``"sampler-3"``: from now on it is this process, and an earlier
+    one of that name is refused. A trainer says with ``step`` which step it goes on from; without, it begins anew, and what was
+    committed before is left behind. Several processes that bring the parts of one commit have one ``component`` and one
+    ``incarnation``, which they agree on. ``epoch`` is for who knows a number that rises with each start, the term of a claim for
+    one: a hello that was long on its way then displaces nobody.
 
-    The token of a run root is read from it; else ``token``, or ``MILEPOST_SERVICE_TOKEN``. ``tls``: True, a file of certificates to
-    trust, or `Tls`. A service that is not there yet, or is started anew, is waited for: here for ``timeout`` seconds, in a commit for
-    ``commit_timeout``, in all else for ``fetch_timeout``. ``limit_bytes`` bounds a version that is taken (default: this machine's memory).
+    The token of a run root is read from it; else ``token``, or ``MILEPOST_SERVICE_TOKEN``. ``tls``: True, a file of certificates
+    to trust, or `Tls`. A service that is not there yet, or is started anew, is waited for: here for ``timeout`` seconds, in a
+    commit for ``commit_timeout``, in all else for ``fetch_timeout``. ``limit_bytes`` bounds a version (default: this
+    machine's memory).
 
-    Raises `ServiceError` (kind ``unreachable``), `NotFoundError` (``no-service``), `UsageError` (``no-service-named``, ``bad-token``,
-    ``other-run``), `ConflictError` (``superseded``).
+    From another host only what changed travels, where that is there sooner: for it the last version that was read, and the last
+    that was committed, is kept here until the next one is. ``incremental=False`` does without. How fast bytes come and go is
+    measured, unless ``link_bytes_s`` says it.
+
+    Raises `ServiceError` (kind ``unreachable``), `NotFoundError` (``no-service``), `UsageError` (``no-service-named``,
+    ``bad-token``, ``other-run``), `ConflictError` (``superseded``).
     """
     if role not in ("trainer", "sampler"):
         raise UsageError("there is no such role", kind="bad-role", hint="a role is `trainer` or `sampler`", role=role)
     clock = clock or SystemClock()
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
-    identity = Identity(caller, role, epoch, step, run_id, host_id(), os.getpid())
+    identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
-    client = Client(calls, Ways(calls, transport), commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
+    ways = Ways(calls, transport, check_link(link_bytes_s))
+    differences = Differences(calls, ways, incremental=incremental)
+    client = Client(calls, ways, differences, commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
     try:
         client.begin_to_beat(timeout)
     except BaseException:
@@ -89,15 +100,23 @@ class Client:
     """
 
     def __init__(
-        self, calls: Calls, ways: Ways, commit_timeout: float, fetch_timeout: float, limit_bytes: int | None, *, shared: bool
+        self,
+        calls: Calls,
+        ways: Ways,
+        differences: Differences,
+        commit_timeout: float,
+        fetch_timeout: float,
+        limit_bytes: int | None,
+        *,
+        shared: bool,
     ) -> None:
         self._calls = calls
         self._heartbeat = Heartbeat(calls)
-        self._commits = Committing(calls, ways, commit_timeout)
-        self._fetches = Fetching(calls, ways, self._heartbeat, fetch_timeout, limit_bytes)
+        self._commits = Committing(calls, ways, differences, commit_timeout)
+        self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
-        self._end = weakref.finalize(self, _end, calls, self._heartbeat, os.getpid(), goodbye=not shared)
+        self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
 
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
@@ -149,16 +168,18 @@ class Client:
         ``parent`` is the version that this one was trained from, if not the one committed or gone on from last. ``key`` names the
         commit: said again under it, by this process or the next, it is the same one.
 
-        Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was trained
-        from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError` (``not-written``),
-        `UsageError` naming what cannot be saved. A version is visible whole or not at all.
+        Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was
+        trained from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError`
+        (``not-written``), `UsageError` naming what cannot be saved. A version is visible whole or not at all.
         """
         dtype = check_dtype(publish_dtype)
         self._check()
         parcels = {WEIGHTS: parcel(weights, WEIGHTS, dtype)}
         for name, value in (parts or {}).items():
             if name == WEIGHTS:
-                raise UsageError("this name is that of the weights", kind="bad-part-name", hint="give the part another", part=name)
+                raise UsageError(
+                    "this name is that of the weights", kind="bad-part-name", hint="give the part another", part=name
+                )
             parcels[name] = parcel(value, name)
         sizes = {slot: each.size_bytes for slot, each in parcels.items()}
         commit = self._commits.underway(step, sizes, key or self._new_key(), _at(parent), timestamp_ns)
@@ -179,8 +200,8 @@ class Client:
     ) -> Underway:
         """Announce a commit whose parts several processes bring; each of them says this, with the same ``key`` and ``sizes``.
 
-        A slot ``weights.0-of-4`` is one of four of the part ``weights``; `size_of` says how large it is. The parts are one version
-        once all are there; until then nobody sees any.
+        A slot ``weights.0-of-4`` is one of four of the part ``weights``; `size_of` says how large it is. The parts are one
+        version once all are there; until then nobody sees any.
         """
         self._check()
         commit = self._commits.underway(step, sizes, key, _at(parent), timestamp_ns)
@@ -203,7 +224,7 @@ class Client:
         self._commits.bring(commit, slot, packed)
 
     def finish(self, commit: Underway, *, durable: bool = False) -> Done:
-        """Return once all parts of a commit are there and it is the newest version. Each process that brought a part says this."""
+        """Return once all parts of a commit are there, and it is live. Each process that brought a part says this."""
         self._check()
         return self._commits.finish(commit, durable=durable)
 
@@ -241,14 +262,14 @@ class Client:
         parts: Sequence[str] = (WEIGHTS,),
         has: Commit | Done | Weights | None = _LAST,
     ) -> Weights | None:
-        """Return the newest version if it is another than this client fetched last; else None, after ``timeout`` seconds of waiting.
+        """Return the newest version if it is another than this client fetched last; else None, after ``timeout`` seconds.
 
-        Another, not a newer one: after a rollback it is an older one. ``want="at least"`` waits for version ``at`` or any after it,
-        ``"exact"`` for that very one. ``has`` is what the caller has, if not what was fetched last; None: nothing.
+        Another, not a newer one: after a rollback it is an older one. ``want="at least"`` waits for version ``at`` or any after
+        it, ``"exact"`` for that very one. ``has`` is what the caller has, if not what was fetched last; None: nothing.
 
         On the service's host nothing is copied. All of it is one version, and stays as it is. Raises `NotFoundError` (kinds
-        ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole copy
-        can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``).
+        ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole
+        copy can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``).
         """
         self._check()
         if isinstance(parts, str):
@@ -325,10 +346,11 @@ def _at(named: Commit | Done | Weights | None) -> Commit | None:
     return named if named is None or isinstance(named, Commit) else named.at
 
 
-def _end(calls: Calls, heartbeat: Heartbeat, pid: int, *, goodbye: bool) -> None:
+def _end(calls: Calls, heartbeat: Heartbeat, cache: HostCache, pid: int, *, goodbye: bool) -> None:
     """End what belongs to a client, however that ends. In a child that was forked there is nothing to end."""
     if os.getpid() != pid or calls.closing.is_set():
         return
     calls.closing.set()
     heartbeat.stop(goodbye=goodbye and calls.joined is not None)
     calls.line.close()
+    cache.close()

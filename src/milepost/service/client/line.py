@@ -17,11 +17,11 @@ from milepost.service.wire import MAX_MESSAGE_BYTES, REFUSED, error_of, unpack_r
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A connection of its own, which comes back within a second of the service.
+    # A connection of its own, which comes back as soon as the service does.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     # A proxy that the environment names for the web knows nothing of a service on a machine of ours.
     ("grpc.enable_http_proxy", 0),
 )
@@ -55,7 +55,7 @@ class Line:
 
     def stub(self) -> CheckpointsStub:
         """Return what calls are made on."""
-        return CheckpointsStub(self.channel())
+        return CheckpointsStub(self.channel())  # type: ignore[no-untyped-call]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -123,7 +123,7 @@ def answers(call: Any) -> Iterator[Any]:
 
 def said(error: grpc.RpcError) -> Exception:
     """Return what a failed call means: a refusal as its error, all else as `Broken`."""
-    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for name, value in trailing or ():
         if name == REFUSED:
             return error_of(unpack_refused(value))
@@ -131,7 +131,9 @@ def said(error: grpc.RpcError) -> Exception:
     details = error.details() if hasattr(error, "details") else str(error)
     if code in _NEVER:
         hint = "is this the port of a milepost service? milepost status asks it"
-        return ServiceError("what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details)
+        return ServiceError(
+            "what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details
+        )
     return Broken(f"{code.name.lower().replace('_', ' ')}: {details}")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from milepost.clock import Clock
@@ -50,7 +51,7 @@ ENDING = Refused("ending", "the service is ending", "connect again: whoever star
 class Shell:
     """Be what is around the core: who waits for an answer, what is being done, and the threads that do it.
 
-    ``fatal`` is called, once, with what makes it impossible to go on.
+    ``fatal`` is called, once, with what makes it impossible to go on; ``heard`` with each entry that was written down.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Shell:
         offers: Offers,
         clock: Clock,
         fatal: Callable[[BaseException], None],
+        heard: Callable[[Entry], None] = lambda _: None,
     ) -> None:
         self.core = core
         self.storage = storage
@@ -73,14 +75,30 @@ class Shell:
         """What the disk said last, by what it was to do; gone once that is done."""
         self.clock = clock
         self._fatal = fatal
+        self._heard = heard
         self._numbers = itertools.count(1)
         self._open: dict[Request, tuple[asyncio.Future[Answer], Event]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._erasures: dict[str, asyncio.Task[None]] = {}
         self._retries: list[Erase] = []
+        self._strays: set[str] = set()
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="milepost-service")
         self._is_ending = False
+
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait for an answer of the core."""
+        return len(self._open)
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Count that something is being done, inside."""
+        self.counts[what] += 1
+        try:
+            yield
+        finally:
+            self.counts[what] -= 1
 
     # What the core is told.
 
@@ -166,6 +184,8 @@ class Shell:
         if not failure:
             self.counts.update(f"entries.{type(entry).__name__}" for entry in record.entries)
             self.watchers.tell(record.entries)
+            for entry in record.entries:
+                self._heard(entry)
 
     def _index_of(self, entry: Committed) -> tuple[Tier, Index]:
         weights = entry.weights
@@ -215,6 +235,21 @@ class Shell:
         """Wait until nothing of an earlier commit is being erased any more where the bytes of a new one are to come."""
         while place in self._erasures:
             await asyncio.wait([self._erasures[place]])
+
+    async def sweep(self) -> None:
+        """Erase what lies in memory and is nobody's: what a process has brought there whose commit was given up meanwhile.
+
+        Only what was nobody's the last time, too: the place of a commit that begins may be made before it is known here.
+        """
+        there: list[str] = []
+        await self._try("sweep", lambda: there.extend(self.storage.memory.places()))
+        strays = {place for place in there if place not in self.places.known() and place not in self._erasures}
+        for place in strays & self._strays:
+            self._start_erasing(place, self._erase_stray(place))
+        self._strays = strays
+
+    async def _erase_stray(self, place: str) -> None:
+        await self._try("erase", lambda: self.storage.memory.erase(place))
 
     async def snapshot(self) -> None:
         """Keep a copy of the journal in the root."""

@@ -20,7 +20,6 @@ import msgspec
 from milepost.errors import MilepostError, ServiceError
 from milepost.service.transports.base import Blob, Source
 from milepost.service.transports.bulk_server import BulkServer
-from milepost.service.transports.failures import no_such_blob
 from milepost.service.transports.folder import Folder
 from milepost.service.transports.rdma_mooncake import NAME, WHERE, Engine, address_of, has_device
 from milepost.threads import Member
@@ -35,7 +34,7 @@ class _Orders(msgspec.Struct, frozen=True):
 
 
 class RdmaServer:
-    """Run that process for the memory tier in ``directory``, from `start` to `close`. ``host``: by which address readers reach it."""
+    """Run that process for the memory tier in ``directory``, from `start` to `close`. ``host``: where readers reach it."""
 
     def __init__(self, directory: str, token: str = "", *, host: str = "127.0.0.1") -> None:
         self._orders = _Orders(directory, host, token)
@@ -44,10 +43,11 @@ class RdmaServer:
 
     def start(self) -> Source:
         """Begin, and return how it is reached. Raises `ServiceError` (kind ``no-transfer-engine``) where it does not begin."""
-        self._process = subprocess.Popen(  # noqa: S603 - this Python, this module
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "milepost.service.transports.rdma_serving"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
         self._process.stdin.flush()
         said = self._process.stdout.readline().decode().strip()
@@ -103,14 +103,20 @@ class Register:
         self._changing = threading.Lock()
         self._held: dict[Blob, _Registered] = {}
 
-    def open_file(self, blob: Blob) -> int:
-        """Return a descriptor of what is said about a blob: see `rdma_mooncake.WHERE`."""
+    def open_file(self, blob: Blob) -> None:
+        """Say that what is said of a blob is no file."""
+
+    def size(self, blob: Blob) -> int:
+        """Return how many bytes say where a blob lies, if it does."""
+        with self._changing:
+            self._of(blob)
+        return WHERE.size
+
+    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
+        """Say where a blob lies: see `rdma_mooncake.WHERE`."""
         with self._changing:
             held = self._of(blob)
-            said = WHERE.pack(held.address, held.size_bytes, self._engine.name.encode())
-        answer = os.memfd_create("milepost-where")
-        os.write(answer, said)
-        return answer
+            into[:] = WHERE.pack(held.address, held.size_bytes, self._engine.name.encode())[start : start + len(into)]
 
     def write(self, blob: Blob, start: int, data: memoryview) -> None:  # noqa: ARG002
         """Refuse: bytes go one way only."""
@@ -127,7 +133,7 @@ class Register:
         descriptor = self._folder.open_file(blob)
         status = os.fstat(descriptor)
         held = self._held.get(blob)
-        if held is not None and held.inode == status.st_ino:
+        if held is not None and (held.inode, held.size_bytes) == (status.st_ino, status.st_size):
             os.close(descriptor)
             return held
         if held is not None:
