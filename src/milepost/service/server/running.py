@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import grpc.aio
@@ -33,7 +33,9 @@ from milepost.service.server.storage import Storage
 from milepost.service.server.token import keep_token
 from milepost.service.server.ways import Ways
 from milepost.service.settings import ServiceSettings
+from milepost.service.transports.base import Source
 from milepost.service.transports.host import host_id
+from milepost.service.transports.rdma_serving import RdmaServer
 
 TICK_S = 0.25
 SNAPSHOT_TICKS = 3600
@@ -87,7 +89,14 @@ async def run(
         offers.start()
         held.callback(offers.close)
         bulk = held.enter_context(closing(open_bulk(shell.shelf, token, settings, before, clock)))
-        ways = Ways(host_id(), opened.memory.directory, opened.disk.directory, f":{port_of(bulk.address)}", settings.transport)
+        ways = Ways(
+            host_id(),
+            opened.memory.directory,
+            opened.disk.directory,
+            f":{port_of(bulk.address)}",
+            settings.transport,
+            held.enter_context(engine_of(opened.memory.directory, token, settings)),
+        )
         calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))
         server = make_server(calls, token, settings)
         address = f"{literal(settings.host)}:{bind(server, settings, before)}"
@@ -103,6 +112,20 @@ async def run(
         await _part(shell, endpoint)
     if ending.error is not None:
         raise ending.error
+
+
+@contextmanager
+def engine_of(directory: str, token: str | None, settings: ServiceSettings) -> Iterator[Callable[[], Source | None]]:
+    """Offer the memory tier by a transfer engine where the settings ask for it; yield what says how it is reached."""
+    if settings.transport != "rdma":
+        yield lambda: None
+        return
+    engine = RdmaServer(directory, token or "", host=settings.host)
+    try:
+        engine.start()
+        yield lambda: engine.source
+    finally:
+        engine.close()
 
 
 def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways, address: str) -> Endpoint:
