@@ -38,7 +38,7 @@ def look(reach: Reach, clock: Clock) -> Looked:
 
 
 def _rest(root: str, endpoint: Endpoint) -> str:
-    since = last_word(root)
+    since = last_word(root, endpoint)
     if endpoint.has_ended:
         return f"not running since {since}"
     if endpoint.is_dead:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import grpc.aio
 
 from milepost.clock import Clock
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, StoreError
 from milepost.service.adopting import SERVICE, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Entry
@@ -31,13 +31,12 @@ from milepost.service.server.shelf import open_bulk
 from milepost.service.server.shell import Shell
 from milepost.service.server.storage import Storage
 from milepost.service.server.token import keep_token
-from milepost.service.server.ways import Ways
+from milepost.service.server.ways import Ways, engine_of
 from milepost.service.settings import ServiceSettings
-from milepost.service.transports.base import Source
 from milepost.service.transports.host import host_id
-from milepost.service.transports.rdma_serving import RdmaServer
 
 TICK_S = 0.25
+SWEEP_TICKS = 240
 SNAPSHOT_TICKS = 3600
 GRACE_S = 5.0
 """How long calls may take to hear the answers that they have at the end."""
@@ -100,7 +99,7 @@ async def run(
         calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))
         server = make_server(calls, token, settings)
         address = f"{literal(settings.host)}:{bind(server, settings, before)}"
-        endpoint = _endpoint(core, settings, opened.run_id, ways, address)
+        endpoint = _endpoint(core, settings, opened, ways, address)
         shell.tick()
         await server.start()
         try:
@@ -114,24 +113,10 @@ async def run(
         raise ending.error
 
 
-@contextmanager
-def engine_of(directory: str, token: str | None, settings: ServiceSettings) -> Iterator[Callable[[], Source | None]]:
-    """Offer the memory tier by a transfer engine where the settings ask for it; yield what says how it is reached."""
-    if settings.transport != "rdma":
-        yield lambda: None
-        return
-    engine = RdmaServer(directory, token or "", host=settings.host)
-    try:
-        engine.start()
-        yield lambda: engine.source
-    finally:
-        engine.close()
-
-
-def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways, address: str) -> Endpoint:
+def _endpoint(core: Service, settings: ServiceSettings, opened: Opened, ways: Ways, address: str) -> Endpoint:
     boot, pid, start_time = this_process()
     return Endpoint(
-        run_id=run_id,
+        run_id=opened.run_id,
         address=address,
         term=core.catalogue.term,
         host=ways.host,
@@ -141,6 +126,8 @@ def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways,
         is_tls=settings.tls_cert is not None,
         has_token=settings.token is not None,
         bulk_port=port_of(ways.bulk),
+        journal=opened.journal.path,
+        disk=opened.disk.store.url,
     )
 
 
@@ -153,12 +140,37 @@ def _know(core: Service, storage: Storage, places: Places) -> None:
 
 
 async def _live(shell: Shell, ending: Ending) -> None:
-    ticks = 0
+    ticks, directory = 0, shell.storage.memory.directory
+    made = _identity(directory)
     while not await ending.wait(TICK_S):
+        if _identity(directory) != made:
+            ending.set(memory_gone(directory))
+            return
         shell.tick()
         ticks += 1
+        if ticks % SWEEP_TICKS == 0:
+            await shell.sweep()
         if ticks % SNAPSHOT_TICKS == 0:
             await shell.snapshot()
+
+
+def memory_gone(directory: str) -> StoreError:
+    """Say that what was in memory was taken away."""
+    return StoreError(
+        "the directory of the versions in memory was removed while they were in use",
+        kind="memory-gone",
+        retryable=True,
+        hint="the service begins anew from what is on disk; find out what empties that directory",
+        path=directory,
+    )
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 async def _end(shell: Shell, server: grpc.aio.Server) -> None:

@@ -80,9 +80,15 @@ class Shell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._erasures: dict[str, asyncio.Task[None]] = {}
         self._retries: list[Erase] = []
+        self._strays: set[str] = set()
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="milepost-service")
         self._is_ending = False
+
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait for an answer of the core."""
+        return len(self._open)
 
     # What the core is told.
 
@@ -219,6 +225,21 @@ class Shell:
         """Wait until nothing of an earlier commit is being erased any more where the bytes of a new one are to come."""
         while place in self._erasures:
             await asyncio.wait([self._erasures[place]])
+
+    async def sweep(self) -> None:
+        """Erase what lies in memory and is nobody's: what a process has brought there whose commit was given up meanwhile.
+
+        Only what was nobody's the last time, too: the place of a commit that begins may be made before it is known here.
+        """
+        there: list[str] = []
+        await self._try("sweep", lambda: there.extend(self.storage.memory.places()))
+        strays = {place for place in there if place not in self.places.known() and place not in self._erasures}
+        for place in strays & self._strays:
+            self._start_erasing(place, self._erase_stray(place))
+        self._strays = strays
+
+    async def _erase_stray(self, place: str) -> None:
+        await self._try("erase", lambda: self.storage.memory.erase(place))
 
     async def snapshot(self) -> None:
         """Keep a copy of the journal in the root."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from milepost.service.core.records import Tier
+from milepost.service.settings import ServiceSettings
 from milepost.service.transports.base import Source
+from milepost.service.transports.rdma_serving import RdmaServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,20 @@ class Ways:
     def _offered(self, found: list[Source]) -> list[Source]:
         # The compatible way stays open: a setting that fits one client is not to lock the others out.
         return [each for each in found if self.transport in ("auto", "rdma", each.transport) or each.transport == "grpc"]
+
+
+@contextmanager
+def engine_of(directory: str, token: str | None, settings: ServiceSettings) -> Iterator[Callable[[], Source | None]]:
+    """Offer the memory tier by a transfer engine where the settings ask for it; yield what says how it is reached.
+
+    Raises `ServiceError` (kind ``no-transfer-engine``).
+    """
+    if settings.transport != "rdma":
+        yield lambda: None
+        return
+    engine = RdmaServer(directory, token or "", host=settings.host)
+    try:
+        engine.start()
+        yield lambda: engine.source
+    finally:
+        engine.close()
