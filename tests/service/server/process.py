@@ -13,7 +13,7 @@ import msgspec
 
 from milepost.errors import MilepostError
 from milepost.service.endpoint import Endpoint, read_token
-from milepost.service.server.serving import serve
+from milepost.service.server.serving import Server, serve
 from milepost.service.settings import ServiceSettings
 from tests.service.server.speaking import Speaker
 
@@ -62,9 +62,9 @@ class Process:
 def main() -> int:
     root, shm, settings = sys.argv[1:]
 
-    def ready(endpoint: Endpoint) -> None:
+    def ready(server: Server) -> None:
         with suppress(BrokenPipeError):
-            print(msgspec.json.encode(endpoint).decode(), flush=True)
+            print(msgspec.json.encode(server.endpoint).decode(), flush=True)
 
     try:
         serve(root, ServiceSettings.of(msgspec.json.decode(settings)), memory_base=shm, ready=ready)
