@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,14 @@ class Hall:
         self.server: Server
 
     def serve(self, settings: ServiceSettings = SETTINGS, **options: Any) -> Server:
-        """Begin a server, which ends with the test unless it ended before."""
-        self.server = Server(self.root, settings, memory_base=str(self.shm), **options)
-        return self._held.enter_context(self.server)
+        """Begin a server, which ends with the test."""
+        return self._held.enter_context(self.life(settings, **options))
+
+    @contextmanager
+    def life(self, settings: ServiceSettings = SETTINGS, **options: Any) -> Iterator[Server]:
+        """Have a server inside."""
+        with Server(self.root, settings, memory_base=str(self.shm), **options) as self.server:
+            yield self.server
 
     def speaker(self, component: str, incarnation: str = "1", **options: Any) -> Speaker:
         """Return one who speaks with the server."""

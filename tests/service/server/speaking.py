@@ -27,6 +27,8 @@ class Speaker:
         self.metadata = [("authorization", f"Bearer {token}")] if token is not None else []
         self.caller = pb.Caller(component=component, incarnation=incarnation)
         self.place = ""
+        self.waits = True
+        """For a server that is not there."""
 
     def __enter__(self) -> Speaker:
         return self
@@ -35,7 +37,7 @@ class Speaker:
         self.channel.close()
 
     def say(self, name: str, request: Any, timeout_s: float = PATIENCE_S) -> Any:
-        return getattr(self.stub, name)(request, metadata=self.metadata, timeout=timeout_s, wait_for_ready=True)
+        return getattr(self.stub, name)(request, metadata=self.metadata, timeout=timeout_s, wait_for_ready=self.waits)
 
     def hello(self, role: str = "trainer", epoch: int = 1, **fields: Any) -> pb.Welcome:
         return self.say("Hello", pb.HelloRequest(caller=self.caller, role=role, epoch=epoch, versions=["v1"], **fields))

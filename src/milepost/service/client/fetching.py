@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from milepost.errors import NotFoundError, ServiceError
 from milepost.service.client.calls import Calls
+from milepost.service.client.differing import Differences
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.leases import Leases
 from milepost.service.client.until import Until
@@ -32,9 +33,18 @@ Want: TypeAlias = Literal["newest", "exact", "at least"]
 class Fetching:
     """Be the reading side of one client, for several threads."""
 
-    def __init__(self, calls: Calls, ways: Ways, heartbeat: Heartbeat, timeout_s: float, limit_bytes: int | None) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        ways: Ways,
+        differences: Differences,
+        heartbeat: Heartbeat,
+        timeout_s: float,
+        limit_bytes: int | None,
+    ) -> None:
         self._calls = calls
         self._ways = ways
+        self._differences = differences
         self._leases = Leases(heartbeat.release)
         self._timeout_s = timeout_s
         self._limit_bytes = limit_bytes if limit_bytes is not None else _all_memory()
@@ -95,10 +105,13 @@ class Fetching:
                     part=slot,
                 )
             blobs[slot] = Blob(told.place, blob_of(slot))
-        views = self._ways.fetch(
-            sources, {blobs[slot]: told.chunks[slot] for slot in blobs}, limit_bytes=self._limit_bytes, timeout_s=patience.left_s
-        )
-        weights = Weights(told.weights, {slot: views[blob] for slot, blob in blobs.items()}, lease)
+        views = self._differences.fetch(told, sources, blobs, limit_bytes=self._limit_bytes, until=patience)
+        whole = {blob: told.chunks[slot] for slot, blob in blobs.items() if blob not in views}
+        if whole:
+            views |= self._ways.fetch(sources, whole, limit_bytes=self._limit_bytes, timeout_s=patience.left_s)
+        parts_here = {slot: views[blob] for slot, blob in blobs.items()}
+        self._differences.has_read(told, sources, parts_here)
+        weights = Weights(told.weights, parts_here, lease)
         with self._changing:
             self.has = told.weights.at
         return weights

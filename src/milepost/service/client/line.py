@@ -17,11 +17,11 @@ from milepost.service.wire import MAX_MESSAGE_BYTES, REFUSED, error_of, unpack_r
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A connection of its own, which comes back within a second of the service.
+    # A connection of its own, which comes back as soon as the service does.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     # A proxy that the environment names for the web knows nothing of a service on a machine of ours.
     ("grpc.enable_http_proxy", 0),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from milepost.errors import NotFoundError
 from milepost.service.core.events import Caller, Refused
-from milepost.service.core.records import Shard
-from milepost.service.index import Chunks, blob_of
+from milepost.service.core.records import Commit, Shard, Weights
+from milepost.service.deltas.taking import take_told
+from milepost.service.index import Chunks, blob_of, delta_of, place_of_weights
 from milepost.service.server.places import Incoming
 from milepost.service.server.refusing import Refusal
 from milepost.service.server.shell import Shell
@@ -15,17 +16,26 @@ from milepost.service.transports.base import Blob
 _TOLD = 16
 
 
-async def arrive(shell: Shell, caller: Caller, key: str, shard: Shard, chunks: Chunks) -> None:
+async def arrive(
+    shell: Shell, caller: Caller, key: str, shard: Shard, chunks: Chunks, told: tuple[Commit, int] | None = None
+) -> None:
     """Compare the bytes of a part with what is said of them, if there is anything to compare; the core is told afterwards.
 
-    Raises `Refusal` (kind ``damaged-shard``) if they differ, with the numbers of the chunks: those are to be brought again.
+    ``told``: what was brought is how it differs from that version's, in so many bytes; it is made of both. Raises `Refusal` (kind
+    ``damaged-shard``) if they differ, with the numbers of the chunks: those are to be brought again. Raises `CorruptError` (kind
+    ``damaged-delta``), `MismatchError` (kind ``wrong-base``) and `NotFoundError` (kind ``no-such-base``) where it cannot be made
+    of what was told: then it is to be brought whole.
     """
     incoming = shell.places.of_key(caller, key)
     if incoming is None or incoming.sizes.get(shard.slot) != shard.size_bytes or shell.core.refusal(caller) is not None:
         return  # the core says what that is
     if shard.slot in incoming.chunks:
         return  # it was looked at before; the core says whether it is the same
-    wrong = await shell.work(lambda: _wrong(shell.storage, incoming, shard.slot, chunks))
+    if told is None:
+        wrong = await shell.work(lambda: _wrong(shell.storage, incoming, shard.slot, chunks))
+    else:
+        base = shell.core.catalogue.weights.get(told[0])
+        wrong = await shell.work(lambda: _made(shell.storage, incoming, shard.slot, chunks, base, told[1]))
     if not shell.places.is_incoming(incoming):
         return  # given up, or superseded, meanwhile
     if wrong is None:
@@ -55,3 +65,52 @@ def _wrong(storage: Storage, incoming: Incoming, slot: str, chunks: Chunks) -> t
     finally:
         if not is_right:
             incoming.reopen(slot)
+
+
+def base_of(shell: Shell, caller: Caller, key: str) -> Commit | None:
+    """Return against which version a commit that is on its way may be told: the caller's newest that lies in memory here."""
+    incoming, live = shell.places.of_key(caller, key), shell.core.catalogue.live
+    if incoming is None or incoming.tier != "memory" or live is None or not shell.offers.are_made:
+        return None
+    is_its = shell.core.catalogue.weights[live].producer == caller.component
+    if incoming.base is None and is_its and "memory" in shell.core.tiers(live):
+        incoming.base = live
+    return incoming.base
+
+
+def _made(
+    storage: Storage, incoming: Incoming, slot: str, chunks: Chunks, base: Weights | None, told_bytes: int
+) -> tuple[int, ...] | None:
+    """Make a slot of what was told, and close it; return None if another call looks at it, or the commit has ended."""
+    if not incoming.close(slot):
+        return None
+    is_right = False
+    try:
+        # As one who writes: its place is not erased meanwhile, and does not come back after it was.
+        with incoming.writing(slot, is_closed=True) as may:
+            if may:
+                _make(storage, incoming, slot, chunks, base, told_bytes)
+                is_right = True
+        return () if is_right else None
+    finally:
+        if not is_right:
+            incoming.reopen(slot)
+
+
+def _make(storage: Storage, incoming: Incoming, slot: str, chunks: Chunks, base: Weights | None, told_bytes: int) -> None:
+    if base is None or base.at != incoming.base:
+        raise _no_base(slot)
+    told = Blob(incoming.place, delta_of(slot, base.at.number))
+    try:
+        before = storage.memory.map(Blob(place_of_weights(base), blob_of(slot)))
+    except NotFoundError as error:
+        storage.memory.drop(told)
+        raise _no_base(slot) from error
+    part = Blob(incoming.place, blob_of(slot))
+    incoming.begun.discard(part.name)  # what was brought of it whole goes
+    take_told(storage.memory, told, told_bytes, before, part, chunks)
+
+
+def _no_base(slot: str) -> NotFoundError:
+    hint = "bring the part whole"
+    return NotFoundError("the version that a part was told against is not here", kind="no-such-base", hint=hint, slot=slot)

@@ -39,7 +39,7 @@ from milepost.service.core.records import Commit, Role
 from milepost.service.index import is_slot, place_of
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.proto.service_pb2_grpc import CheckpointsServicer
-from milepost.service.server.bringing import arrive
+from milepost.service.server.bringing import arrive, base_of
 from milepost.service.server.offering import offer
 from milepost.service.server.pieces import receive, send
 from milepost.service.server.refusing import Refusal, refuse
@@ -158,8 +158,13 @@ class Calls(CheckpointsServicer):
         )
         place = place_of(caller.component, key, request.step)
         await self._shell.cleared(place)
+        base = base_of(self._shell, caller, key)
         return pb.Bring(
-            slots=bring.slots, tier=bring.tier, place=place, sinks=map(wire.pack_source, self._ways.sinks(bring.tier))
+            slots=bring.slots,
+            tier=bring.tier,
+            place=place,
+            sinks=map(wire.pack_source, self._ways.sinks(bring.tier)),
+            service_keeps_base=0 if base is None else base.number,
         )
 
     @call
@@ -171,10 +176,9 @@ class Calls(CheckpointsServicer):
     async def Arrived(self, request: pb.ArrivedRequest, context: Context) -> pb.Accepted:
         caller, key = wire.unpack_caller(request.caller), wire.check_name(request.key, "key")
         shard, chunks = wire.unpack_shard(request.shard)
-        if wire.unpack_commit(request.base) is not None:
-            hint = "bring the part itself: Bring says of no base that it is kept"
-            raise Refusal(Refused("no-base", "no part is told against another here", hint, {"slot": shard.slot}))
-        await arrive(self._shell, caller, key, shard, chunks)
+        base = wire.unpack_commit(request.base)
+        told = None if base is None else (base, _bounded(request.told.size_bytes, "size"))
+        await arrive(self._shell, caller, key, shard, chunks, told)
         await self._ask(Accepted, lambda name: Arrived(name, caller, key, shard))
         return pb.Accepted()
 

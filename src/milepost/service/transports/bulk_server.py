@@ -10,7 +10,7 @@ import ssl
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import MilepostError, ServiceError
@@ -29,19 +29,24 @@ class Shelf(Protocol):
     """Be where the bytes lie. Called from several threads at once. What it raises of milepost's errors the client is told."""
 
     def open_file(self, blob: Blob) -> int | None:
-        """Return a descriptor to read a blob from, the caller's to close; None where it is no file: it is read then.
+        """Return a descriptor to read a blob from, the caller's to close; None where it is no file, of a shelf that `Reads`.
 
         Raises `NotFoundError` (kind ``no-such-blob``).
         """
 
-    def size(self, blob: Blob) -> int:
-        """Return how many bytes a blob has. Raises as `open_file`. Asked only of what is no file, as `read_into` is."""
-
-    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
-        """Fill ``into`` from ``start``. Raises as `open_file`."""
-
     def write(self, blob: Blob, start: int, data: memoryview) -> None:
         """Take bytes of a commit that is on its way. Refuses what was not announced, and what lies beyond its size."""
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """Read what is no file."""
+
+    def size(self, blob: Blob) -> int:
+        """Return how many bytes a blob has."""
+
+    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
+        """Fill ``into`` from ``start``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,12 @@ class BulkServer:
         assert self._listener is not None, "start() comes first"
         port = self._listener.getsockname()[1]
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        with self._changing:
+            return len(self._open)
 
     def start(self) -> str:
         """Listen, and return the address. Raises `ServiceError` (kind ``cannot-listen``) where that cannot be."""
@@ -279,15 +290,18 @@ class _Talk:
         while start < stop:
             piece = room[: stop - start]
             try:
-                if self._descriptor is None:
-                    self._shelf.read_into(blob, start, piece)
-                else:
-                    read_file(self._descriptor, blob, start, piece)
+                self._read(blob, start, piece)
             except MilepostError as error:
                 # So many bytes were promised: there is no other way left to say that they do not come.
                 raise ConnectionAbortedError("the bytes cannot be read any more") from error
             self._wire.send(piece)
             start += len(piece)
+
+    def _read(self, blob: Blob, start: int, into: memoryview) -> None:
+        if self._descriptor is not None:
+            read_file(self._descriptor, blob, start, into)
+        elif isinstance(self._shelf, Reads):
+            self._shelf.read_into(blob, start, into)
 
     def _put(self, blob: Blob, start: int, size_bytes: int) -> None:
         error: MilepostError | None = None
@@ -320,7 +334,11 @@ class _Talk:
             self.close()
             self._descriptor = self._shelf.open_file(blob)
             self._blob = blob
-        return self._shelf.size(blob) if self._descriptor is None else os.fstat(self._descriptor).st_size
+        if self._descriptor is not None:
+            return os.fstat(self._descriptor).st_size
+        if isinstance(self._shelf, Reads):
+            return self._shelf.size(blob)
+        raise no_such_blob(blob)
 
     def _room(self) -> memoryview:
         self._buffer = self._buffer or bytearray(_BUFFER_BYTES)
