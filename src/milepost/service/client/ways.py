@@ -17,11 +17,12 @@ from milepost.service.transports.files import FilesTransport
 from milepost.service.transports.host_cache import HostCache
 from milepost.service.transports.landing import new_memory
 from milepost.service.transports.moving import Mover
+from milepost.service.transports.rdma_mooncake import RdmaTransport
 from milepost.service.transports.shm import ShmTransport
 from milepost.service.transports.store import StoreTransport
 from milepost.service.transports.stream import StreamTransport
 
-_NAMES = ("auto", "shm", "files", "store", "bulk", "grpc")
+_NAMES = ("auto", "shm", "files", "store", "rdma", "bulk", "grpc")
 
 
 _MEASURED_BYTES = 1 << 20
@@ -104,6 +105,7 @@ class Ways:
             ShmTransport(self._calls.identity.host),
             FilesTransport(),
             StoreTransport(clock=clock),
+            RdmaTransport(BulkTransport(target.token or "", host=target.host, clock=clock), clock),
             BulkTransport(target.token or "", host=target.host, tls=_context(target), clock=clock),
             StreamTransport(line.channel(), metadata=line.metadata, caller=self._calls.caller),
         ]
