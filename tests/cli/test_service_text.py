@@ -39,9 +39,9 @@ STANDING = Standing(
         VersionStanding(V40, ("disk",), generation=12, readers=1),
     ),
     components=(
-        ComponentStanding("sampler-0", "b", "sampler", 1.2, (V42.at,), "node1", 4122),
-        ComponentStanding("sampler-1", "c", "sampler", 3.0, (V40.at,), "node2", 77),
-        ComponentStanding("trainer", "a", "trainer", 0.4, (), "node1", 4120),
+        ComponentStanding("sampler-0", "b", "sampler", 1.2, has=V42.at, has_step=120, machine="node1", pid=4122),
+        ComponentStanding("sampler-1", "c", "sampler", 3.0, has=V40.at, has_step=118, machine="node2", pid=77),
+        ComponentStanding("trainer", "a", "trainer", 0.4, machine="node1", pid=4120),
     ),
     memory_bytes=824 * MIB,
     memory_limit_bytes=8192 * MIB,
@@ -68,10 +68,10 @@ v42       120  12s  412 MiB  memory       live           2
 v41       119  40s  412 MiB  memory disk
 v40       118  70s  412 MiB  disk         durable        1  g000012
 
-COMPONENT  ROLE     READS  BEHIND                HEARD   PID  HOST
-sampler-0  sampler  v42    nothing              1s ago  4122  node1
-sampler-1  sampler  v40    2 versions, 2 steps  3s ago    77  node2
-trainer    trainer                              0s ago  4120  node1"""
+COMPONENT  ROLE     HAS  BEHIND                HEARD   PID  MACHINE
+sampler-0  sampler  v42  nothing              1s ago  4122  node1
+sampler-1  sampler  v40  2 versions, 2 steps  3s ago    77  node2
+trainer    trainer                            0s ago  4120  node1"""
     )
 
 
@@ -107,15 +107,19 @@ def test_a_commit_on_its_way_says_what_is_missing_and_a_refusal_of_the_disk_is_t
 
 
 def test_a_reader_of_a_lost_branch_is_told_apart_from_one_that_is_behind() -> None:
+    first, *rest = STANDING.components
     back = dataclasses.replace(
-        STANDING, live=V40, versions=(VersionStanding(V42, ("memory",), is_lost=True, readers=2), *STANDING.versions[1:])
+        STANDING,
+        live=V40,
+        versions=(VersionStanding(V42, ("memory",), is_lost=True, readers=2), *STANDING.versions[1:]),
+        components=(dataclasses.replace(first, has_lost=True), *rest),
     )
     assert "lost branch" in next(line for line in said(back).splitlines() if line.startswith("v42"))
     assert "lost branch" in next(line for line in said(back).splitlines() if line.startswith("sampler-0"))
 
 
 def test_what_a_peer_calls_itself_cannot_move_the_cursor() -> None:
-    bent = dataclasses.replace(STANDING.components[0], component="sampler\x1b[2J", host="\r\nlive v99")
+    bent = dataclasses.replace(STANDING.components[0], component="sampler\x1b[2J", machine="\r\nlive v99")
     text = said(dataclasses.replace(STANDING, components=(bent,)))
     assert "\x1b" not in text
     assert "\r" not in text

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("transformers") and find_spec("peft") else ["hf"]
+collect_ignore = [
+    *([] if find_spec("transformers") and find_spec("peft") else ["hf"]),
+    *([] if find_spec("mooncake") else ["transfer"]),
+]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from milepost.cli import document
 from milepost.cli.options import open_store, verb
 from milepost.cli.progress import progress
-from milepost.cli.refs import numbered, resolve
+from milepost.cli.refs import numbered, resolve, version_numbered
 from milepost.cli.text import plain
 from milepost.errors import NotFoundError
 from milepost.publish import pins
@@ -22,11 +24,18 @@ _take_over = click.option(
 @verb
 @click.argument("ref")
 @_take_over
-def rollback(root: str, ref: str, take_over: bool, as_json: bool) -> None:
-    """Make an older generation the newest again.
+@click.option("--reason", default="", help="Of a version: why, for the log.")
+def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool) -> None:
+    """Make an older generation the newest again; or, as v42, an older version of a checkpoint service live.
 
-    A new one is published with the same content. History only grows: what came after it stays until retention takes it.
+    A new generation is published with the same content. History only grows: what came after it stays until retention takes it.
+    Of a service samplers get the older weights with their next fetch; ROOT may be its HOST:PORT then.
     """
+    if (version := version_numbered(ref)) is not None:
+        from milepost.cli.service_change import go_back  # it brings grpc
+
+        go_back(root, version, reason, as_json=as_json)
+        return
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
     store = open_store(root)
@@ -37,6 +46,10 @@ def rollback(root: str, ref: str, take_over: bool, as_json: bool) -> None:
         click.echo(document.encode("rollback", root, {"to": target.number, "generation": document.of_new(made)}))
         return
     click.echo(f"{name_of(made.number)} is the newest now, with the content of {name_of(target.number)} (step {made.step:,})")
+    if os.path.isdir(os.path.join(root, "service")):
+        click.echo(
+            f"its checkpoint service hands out what it did: milepost status {plain(root)}, then rollback to one of its versions"
+        )
 
 
 @verb

@@ -15,6 +15,7 @@ FORMS = "latest, latest~2, best, best:METRIC, best:METRIC:min, @STEP, g000042 or
 
 _LONGEST = 200
 _NUMBER = re.compile(r"g?0*(\d{1,18})$")
+_VERSION = re.compile(r"v(\d{1,18})$", re.ASCII)
 _BACK = re.compile(r"(.+)~(\d{1,18})$")
 _STEP = re.compile(r"@(\d[\d_,]{0,30})$")
 _BEST = re.compile(r"best(?::(.+?)(?::(min|max))?)?$")
@@ -23,6 +24,12 @@ _BEST = re.compile(r"best(?::(.+?)(?::(min|max))?)?$")
 def numbered(ref: str) -> int | None:
     """Return the number in ``g000042`` or ``42``, or None if ``ref`` has another form."""
     found = _NUMBER.match(ref)
+    return int(found[1]) if found else None
+
+
+def version_numbered(ref: str) -> int | None:
+    """Return the number in ``v42``, a version of a checkpoint service; None for what is none."""
+    found = _VERSION.match(ref)
     return int(found[1]) if found else None
 
 

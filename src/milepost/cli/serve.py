@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from milepost.cli.options import Size, Time
-from milepost.cli.run import json_option, log_option, open_what_is_closed
+from milepost.cli.run import log_option, open_what_is_closed
+from milepost.cli.text import size
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
+from milepost.service.core.records import (
+    Committed,
+    Dropped,
+    Entry,
+    Held,
+    Joined,
+    Resumed,
+    RolledBack,
+    Saved,
+    Stored,
+    Weights,
+)
 from milepost.supervise.journal import Journal
 from milepost.supervise.printing import Console
+from milepost.text import name_of
+
+if TYPE_CHECKING:
+    from milepost.service.settings import ServiceSettings
 
 _COUNT = click.IntRange(1)
 _FILE = click.Path(dir_okay=False)
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--memory", "memory_bytes"), {"type": Size(), "help": "Of versions in memory. [default: 1/4 of free shared memory]"}),
+    (("--memory", "memory_bytes"), {"type": Size(), "help": "Memory for versions. [default: 1/4 of what /dev/shm has free]"}),
     (("--memory-keep", "memory_keep_versions"), {"type": _COUNT, "default": 1, "help": "So many of the newest stay in memory."}),
     (("--disk", "disk_path"), {"type": click.Path(file_okay=False), "help": "Store versions here. [default: ROOT/service]"}),
+    (
+        ("--journal", "journal_path"),
+        {
+            "type": click.Path(file_okay=False),
+            "help": "Keep the journal here, on a disk of this machine, where ROOT is on a network.",
+        },
+    ),
     (("--disk-keep", "disk_keep_versions"), {"type": _COUNT, "default": 5, "help": "So many of the newest stay on disk."}),
-    (("--transport",), {"default": "auto", "help": "How bytes move: shm, files, store, bulk, grpc, rdma."}),
+    (("--transport",), {"default": "auto", "help": "Offer only this way for bytes: shm, files, store, bulk, rdma; grpc always."}),
     (("--incremental/--no-incremental",), {"default": True, "help": "Send what changed, where that is less."}),
     (("--incremental-threshold",), {"default": "auto", "metavar": "FRACTION", "help": "Up to what is changed, like 0.3."}),
     (("--link-speed", "link_bytes_s"), {"type": Size(), "default": "120M", "help": "Bytes a second between machines."}),
@@ -59,25 +85,120 @@ def _settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(short_help="Say which weights are current, and hand them out.")
 @click.argument("root", type=click.Path(file_okay=False))
 @_settings_options
+@click.option("--restore", is_flag=True, help="Go back to the newest copy of a damaged journal.")
 @log_option
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Say what happens in JSON, a line each.")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")
-def serve(root: str, log: Path | None, as_json: bool, bind: str, no_token: bool, **given: Any) -> int:
+def serve(root: str, restore: bool, log: Path | None, as_json: bool, bind: str, no_token: bool, **given: Any) -> int:
     """Say which weights are current, and hand them out: milepost serve runs/ppo
 
     Answers a trainer that commits weights and samplers that fetch them, until SIGTERM or Ctrl-C: then it takes nothing new, and
     ends with 0. What it knows lies in ROOT/service; versions in memory outlive it, and are taken up again by the next start.
 
-    Exits with 11 if another serves this root, with 2 for a setting that cannot be.
+    Exits with 11 if another serves this root, or has taken it over; with 2 for a setting that cannot be.
     """
     open_what_is_closed()
+    settings = _settings(bind, None if no_token else "", given)
+    from milepost.service.server.serving import Server
+    from milepost.service.server.serving import serve as serve_until_told
+
+    journal = Journal(Console(), SystemClock(), log, as_json=as_json, name="serve")
+
+    def ready(server: Server) -> None:
+        at = server.endpoint
+        text = f"run {at.run_id} serves at {at.address} (pid {at.pid}, term {at.term}): {_pointers(server.live, server.durable)}"
+        facts = {"live": server.live and str(server.live.at), "durable": server.durable and str(server.durable.at)}
+        journal("ready", text, run_id=at.run_id, address=at.address, pid=at.pid, term=at.term, **facts)
+
+    try:
+        with _logged(journal):
+            serve_until_told(root, settings, ready=ready, heard=lambda entry: _tell(entry, journal), restored=restore)
+            journal("over", "ended in good order; versions in memory stay there for the next start")
+    finally:
+        journal.close()
+    return 0
+
+
+def _settings(bind: str, token: str | None, given: dict[str, Any]) -> ServiceSettings:
     from milepost.service.settings import ServiceSettings
 
     host, port = _address(bind)
-    threshold = _threshold(given.pop("incremental_threshold"))
-    token = None if no_token else ""
-    settings = ServiceSettings(host=host, port=port, token=token, incremental_threshold=threshold, **given)
-    return 0
+    given["incremental_threshold"] = _threshold(given["incremental_threshold"])
+    try:
+        return ServiceSettings(host=host, port=port, token=token, **given)
+    except UsageError as error:
+        raise UsageError(error.message, kind=error.kind, hint=_in_options(error), **error.facts) from error
+
+
+def _in_options(error: UsageError) -> str:
+    """Return what a setting has to be in the words of whoever has given it."""
+    if error.kind == "insecure":
+        return "give --tls-cert and --tls-key, and leave the token on; or say --insecure where the network is trusted"
+    flags = {names[-1]: names[0].partition("/")[0] for names, _ in _OPTIONS if len(names) > 1}
+    flags |= {f"tls_{each}": f"--tls-{each}" for each in ("cert", "key", "ca")}
+    hint = error.hint
+    for name, flag in flags.items():
+        hint = hint.replace(name, flag)
+    return hint
+
+
+def _pointers(live: Weights | None, durable: Weights | None) -> str:
+    if live is None:
+        return "no version yet"
+    return f"live {live.at} step {live.version.step:,}, durable {durable.at if durable else 'none'}"
+
+
+def _tell(entry: Entry, journal: Journal) -> None:
+    """Say what was written down, in words of somebody who was not there."""
+    match entry:
+        case Joined(component, role, incarnation, epoch, _):
+            journal(
+                "joined",
+                f"{component} has joined as a {role}",
+                component=component,
+                role=role,
+                incarnation=incarnation,
+                epoch=epoch,
+            )
+        case Committed(weights):
+            text = f"{weights.at} is live: step {weights.version.step:,}, {size(weights.size_bytes)}, from {weights.producer}"
+            journal("committed", text, version=str(weights.at), step=weights.version.step, size_bytes=weights.size_bytes)
+        case Stored(at):
+            journal("durable", f"{at} is on disk", version=str(at))
+        case RolledBack(to, reason):
+            journal("rolled back", f"back to {to}: {reason or 'no reason was given'}", version=str(to), reason=reason)
+        case Saved(at, generation):
+            journal("linked", f"{at} is in generation {name_of(generation)}", version=str(at), generation=generation)
+        case Dropped(at):
+            journal("dropped", f"{at} has left the disk", version=str(at))
+        case Held(component):
+            journal("held", f"{component} holds: nobody is given weights until it resumes", component=component)
+        case Resumed(component):
+            journal("resumed", f"{component} holds no more", component=component)
+
+
+class _Told(logging.Handler):
+    """Pass on what is logged."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.INFO)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        self._journal("log", f"{level}: {record.getMessage()}", level=level)
+
+
+@contextmanager
+def _logged(journal: Journal) -> Iterator[None]:
+    logger, handler = logging.getLogger("milepost"), _Told(journal)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def _address(given: str) -> tuple[str, int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from milepost.service.asking import Reach
     from milepost.service.looking import Looked
 
+_FILE = click.Path(dir_okay=False)
 NOT_RUNNING = 1
 """What ``status`` ends with where nobody answers, though it has said all that it found."""
 
@@ -29,17 +30,23 @@ NOT_RUNNING = 1
 def of_a_service(function: Callable[..., int]) -> click.Command:
     """Make a verb that is about a service. It gets ``where`` and ``reach``, which says how to speak to it, and ``as_json``."""
 
-    def command(where: str | None, token_file: str | None, ca: str | None, **given: Any) -> int:
+    def command(
+        where: str | None, token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None, **given: Any
+    ) -> int:
         from milepost.service.asking import reach_of  # it brings grpc
+        from milepost.service.client.target import Tls
 
-        return function(reach=reach_of(where, token_file=token_file, ca_file=ca), **given)
+        tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert else None
+        return function(reach=reach_of(where, token_file=token_file, tls=tls), **given)
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
     command.__dict__ |= function.__dict__  # the options that were put on it
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-        click.option("--token-file", type=click.Path(dir_okay=False), help="Of a service that is named by its address."),
-        click.option("--ca", type=click.Path(dir_okay=False), help="Speak TLS; who has signed the service's certificate (PEM)."),
+        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
+        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
+        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
+        click.option("--tls-key", type=_FILE, help="The key of that."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure."),
         click.argument("where", required=False, metavar="ROOT|HOST:PORT"),
     ):

@@ -72,9 +72,11 @@ def _component(each: ComponentStanding, standing: Standing) -> Document:
         "role": each.role,
         "silent_s": each.silent_s,
         "reads": [_named(at) for at in each.reads],
+        "has": _named(each.has) if each.has else None,
         "versions_behind": lag.versions if lag else None,
         "steps_behind": lag.steps if lag else None,
-        "on_lost_branch": lag.is_lost if lag else None,
+        "on_lost_branch": each.has_lost,
         "host": each.host,
+        "machine": each.machine,
         "pid": each.pid or None,
     }

@@ -10,7 +10,7 @@ from milepost.service.core.records import Weights
 from milepost.service.standing import ComponentStanding, StagingStanding, Standing, VersionStanding, lag_of
 
 _VERSIONS = ("VERSION", "STEP", "AGE", "SIZE", "WHERE", "STATE", "READERS", "GENERATION")
-_COMPONENTS = ("COMPONENT", "ROLE", "READS", "BEHIND", "HEARD", "PID", "HOST")
+_COMPONENTS = ("COMPONENT", "ROLE", "HAS", "BEHIND", "HEARD", "PID", "MACHINE")
 _SLOTS = 4
 """How many missing parts of a commit are named."""
 
@@ -34,8 +34,7 @@ class Rates:
 
 
 def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None) -> list[str]:
-    """Return all that is said of a service. ``where`` is how the user named it; where nobody answers
-    ``rest`` says that, and since when."""
+    """Return all that is said of a service. ``where`` is how the user named it; ``rest`` says that nobody answers."""
     return [
         *_head(standing, now_ns, rest, rates),
         *_section(
@@ -119,25 +118,22 @@ def _component(each: ComponentStanding, standing: Standing) -> tuple[str, ...]:
     return (
         plain(each.component),
         each.role,
-        " ".join(map(str, sorted(each.reads, reverse=True))),
+        str(each.has or ""),
         behind(each, standing),
         "" if each.silent_s is None else f"{duration(each.silent_s)} ago",
         str(each.pid or ""),
-        plain(each.host),
+        plain(each.machine),
     )
 
 
 def behind(each: ComponentStanding, standing: Standing) -> str:
     """Return how far a reader is behind, in words."""
+    if each.has_lost:
+        return "lost branch"
     lag = lag_of(standing, each)
     if lag is None:
         return ""
-    if lag.is_lost:
-        return "lost branch"
-    if lag.versions <= 0:
-        return "nothing"
-    steps = "" if lag.steps is None else f", {counted(lag.steps, 'step')}"
-    return counted(lag.versions, "version") + steps
+    return f"{counted(lag.versions, 'version')}, {counted(lag.steps, 'step')}" if lag.versions > 0 else "nothing"
 
 
 def _remarks(standing: Standing, where: str) -> Iterator[str]:

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from milepost.service.client import Client, Done
+from milepost.service.client.client import Client
+from milepost.service.client.committing import Done
+from milepost.service.core.records import Commit
+from milepost.service.standing import Standing
 
 log = logging.getLogger("milepost")
 
@@ -53,7 +56,7 @@ class ServiceInference:
         state = update.state()
         if self._service is None:
             return
-        parent = self._parent(update.step)
+        parent = came_from(self._service.status(), update.step)
         self.done = self._service.commit(
             update.step, state, publish_dtype=self._publish_dtype, durable=self._durable, parent=parent
         )
@@ -64,3 +67,10 @@ class ServiceInference:
         if self._service is not None:
             self._service.resume()
             log.info("[service] samplers go on with %s", self.done.at if self.done is not None else "what is live")
+
+
+def came_from(standing: Standing, step: int) -> Commit | None:
+    """Return which version the weights of a step came from: the newest that training has not left and that is no further."""
+    return max(
+        (each.weights.at for each in standing.versions if not each.is_lost and each.weights.version.step <= step), default=None
+    )

@@ -21,22 +21,24 @@ class Looked:
 
 
 def look(reach: Reach, clock: Clock) -> Looked:
-    """Return how a service stands. Raises what `Asking.standing` and `at_rest` raise; `ServiceError` (kind ``unreachable``,
-    ``no-answer``) only of a service that was named by its address."""
+    """Return how a service stands.
+
+    Raises what `Asking.standing` and `at_rest` raise; `ServiceError` (kind ``unreachable``) only of one named by its address.
+    """
     endpoint = read_endpoint(reach.root) if reach.root is not None else None
     if endpoint is None or not endpoint.is_dead:
         try:
             with Asking(reach) as asking:
                 return Looked(asking.standing())
         except ServiceError as error:
-            if endpoint is None or reach.root is None or error.kind not in ("unreachable", "no-answer"):
+            if endpoint is None or reach.root is None or error.kind != "unreachable":
                 raise
     assert reach.root is not None
     return Looked(at_rest(reach.root, clock), _rest(reach.root, endpoint))
 
 
 def _rest(root: str, endpoint: Endpoint) -> str:
-    since = last_word(root)
+    since = last_word(root, endpoint)
     if endpoint.has_ended:
         return f"not running since {since}"
     if endpoint.is_dead:

@@ -18,7 +18,7 @@ _BLOCK = 1 << 18
 """How many elements are rounded at once: what is between lies in the cache."""
 
 
-def check_dtype(name: str | None) -> str | None:
+def check_dtype(name: object) -> str | None:
     """Return the name of a dtype to publish in. A torch.dtype's is its own. Raises `UsageError` (kind ``bad-publish-dtype``)."""
     if name is None:
         return None
@@ -92,7 +92,8 @@ def _to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     nans = np.isnan(single)
     if nans.any():  # a payload that is rounded up would make an infinity of it
         up[nans] = np.right_shift(bits[nans], np.uint32(16)) | np.uint32(0x40)
-    return up.astype(np.uint16)
+    made: np.ndarray[Any, Any] = up.astype(np.uint16)
+    return made
 
 
 def _to_odd(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

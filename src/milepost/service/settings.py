@@ -28,6 +28,8 @@ class ServiceSettings:
     disk_keep_versions: int = 5
     disk_path: str | None = None
     """Where versions go on disk; None: into the run root."""
+    journal_path: str | None = None
+    """The directory of what is written down; None: the run root. A disk of this machine, where that is on a network."""
     transport: str = "auto"
     """Which way bytes go: ``auto`` offers each, the fastest first; else the name of one."""
     commit_timeout_s: float = 120.0

@@ -40,13 +40,17 @@ class ComponentStanding:
     silent_s: float | None = None
     """Since it was heard of last; None where nobody listens, and of one that was not heard of since the service began."""
     reads: tuple[Commit, ...] = ()
+    """What is kept for it."""
+    has: Commit | None = None
+    """What it was given last, or has said that it has; None if nobody knows."""
+    has_step: int = 0
+    has_lost: bool = False
+    """Whether training has left that version: what is made with it is orphaned."""
     host: str = ""
+    """Whose memory and processes it shares."""
+    machine: str = ""
+    """The name of that, for people."""
     pid: int = 0
-
-    @property
-    def newest(self) -> Commit | None:
-        """Return the newest version that it reads."""
-        return max(self.reads, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +86,18 @@ class Standing:
     last_failure: str = ""
     """What the disk said last time it refused something."""
 
-    def version(self, at: Commit) -> VersionStanding | None:
-        """Return a version whose bytes are anywhere."""
-        return next((each for each in self.versions if each.weights.at == at), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Say how far a reader is behind. ``steps`` is None where nobody knows any more what it reads."""
+    """Say how far a reader is behind."""
 
     versions: int
-    steps: int | None
-    is_lost: bool = False
-    """It reads what training has left: whatever it makes of that is orphaned."""
+    steps: int
 
 
 def lag_of(standing: Standing, component: ComponentStanding) -> Lag | None:
-    """Return how far a component is behind the live version; None if it reads nothing, or nothing is live."""
-    at, live = component.newest, standing.live
-    if at is None or live is None:
+    """Return how far a component is behind the live version; None where it has none, or none of what training is on."""
+    live = standing.live
+    if component.has is None or component.has_lost or live is None:
         return None
-    read = standing.version(at)
-    steps = live.version.step - read.weights.version.step if read is not None else None
-    return Lag(live.at.number - at.number, steps, read is not None and read.is_lost)
+    return Lag(live.at.number - component.has.number, live.version.step - component.has_step)

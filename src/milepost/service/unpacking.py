@@ -6,7 +6,7 @@ Its bytes are those that somebody committed; whoever that was may have a program
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 

@@ -42,7 +42,9 @@ class Speaker:
 
     def begin(self, key: str, step: int, parts: dict[str, bytes], **fields: Any) -> pb.Bring:
         slots = [pb.Slot(slot=slot, size_bytes=len(data)) for slot, data in parts.items()]
-        bring = self.say("Begin", pb.BeginRequest(caller=self.caller, key=key, step=step, slots=slots, commit_timestamp=step, **fields))
+        bring = self.say(
+            "Begin", pb.BeginRequest(caller=self.caller, key=key, step=step, slots=slots, commit_timestamp=step, **fields)
+        )
         self.place = bring.place
         return bring
 
@@ -51,7 +53,9 @@ class Speaker:
 
         def pieces() -> Iterator[pb.Piece]:
             for start in range(0, max(len(data), 1), piece):
-                yield pb.Piece(caller=self.caller, place=where, blob=blob_of(slot), offset=start, data=data[start : start + piece])
+                yield pb.Piece(
+                    caller=self.caller, place=where, blob=blob_of(slot), offset=start, data=data[start : start + piece]
+                )
 
         return self.say("Upload", pieces())
 
@@ -84,6 +88,6 @@ class Speaker:
 
 def refusal(error: grpc.RpcError) -> Refused:
     """Return what was refused."""
-    trailing = {name: value for name, value in error.trailing_metadata() or ()}  # type: ignore[attr-defined]
+    trailing = dict(error.trailing_metadata() or ())  # type: ignore[attr-defined]
     assert wire.REFUSED in trailing, error
     return wire.unpack_refused(trailing[wire.REFUSED])

@@ -34,6 +34,7 @@ class Identity:
     step: int | None
     run_id: str
     host: str
+    machine: str
     pid: int
 
 
@@ -65,7 +66,9 @@ class Calls:
         """Return who calls, for a message."""
         return pack_caller(self.identity.caller)
 
-    def ask(self, method: str, request: Any, until: Until, *, wait_s: float = 0.0, certain: Callable[[], str] = lambda: "") -> Any:
+    def ask(
+        self, method: str, request: Any, until: Until, *, wait_s: float = 0.0, certain: Callable[[], str] = lambda: ""
+    ) -> Any:
         """Return the answer. ``wait_s``: how long the service may take for it; ``certain``: what is sure if it never comes.
 
         Raises the error that the service refuses it with; `ServiceError` (kind ``unreachable``) once ``until`` is over, and
@@ -125,6 +128,7 @@ class Calls:
                 run_id=me.run_id,
                 pid=me.pid,
                 host=me.host,
+                machine=me.machine,
                 versions=[PROTOCOL],
             )
             welcome = self.line.call("Hello", request, min(TRY_S, max(until.left_s, 0.001)))

@@ -53,24 +53,25 @@ def connect(
 ) -> Client:
     """Return a client of the service: of a run root, of ``"host:port"``, or of what ``MILEPOST_SERVICE`` names.
 
-    ``component`` is who this is for the service, ``"trainer"`` or ``"sampler-3"``: from now on it is this process, and an earlier one
-    of that name is refused. A trainer says with ``step`` which step it goes on from; without, it begins anew, and what was committed
-    before is left behind. Several processes that bring the parts of one commit have one ``component`` and one ``incarnation``, which
-    they agree on. ``epoch`` rises with each start where that is known for sure, from the term of a claim for one: a hello that was
-    long on its way then displaces nobody.
+    ``component`` is who this is for the service, ``"trainer"`` or ``"sampler-3"``: from now on it is this process, and an earlier
+    one of that name is refused. A trainer says with ``step`` which step it goes on from; without, it begins anew, and what was
+    committed before is left behind. Several processes that bring the parts of one commit have one ``component`` and one
+    ``incarnation``, which they agree on. ``epoch`` is for who knows a number that rises with each start, the term of a claim for
+    one: a hello that was long on its way then displaces nobody.
 
-    The token of a run root is read from it; else ``token``, or ``MILEPOST_SERVICE_TOKEN``. ``tls``: True, a file of certificates to
-    trust, or `Tls`. A service that is not there yet, or is started anew, is waited for: here for ``timeout`` seconds, in a commit for
-    ``commit_timeout``, in all else for ``fetch_timeout``. ``limit_bytes`` bounds a version that is taken (default: this machine's memory).
+    The token of a run root is read from it; else ``token``, or ``MILEPOST_SERVICE_TOKEN``. ``tls``: True, a file of certificates
+    to trust, or `Tls`. A service that is not there yet, or is started anew, is waited for: here for ``timeout`` seconds, in a
+    commit for ``commit_timeout``, in all else for ``fetch_timeout``. ``limit_bytes`` bounds a version (default: this
+    machine's memory).
 
-    Raises `ServiceError` (kind ``unreachable``), `NotFoundError` (``no-service``), `UsageError` (``no-service-named``, ``bad-token``,
-    ``other-run``), `ConflictError` (``superseded``).
+    Raises `ServiceError` (kind ``unreachable``), `NotFoundError` (``no-service``), `UsageError` (``no-service-named``,
+    ``bad-token``, ``other-run``), `ConflictError` (``superseded``).
     """
     if role not in ("trainer", "sampler"):
         raise UsageError("there is no such role", kind="bad-role", hint="a role is `trainer` or `sampler`", role=role)
     clock = clock or SystemClock()
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
-    identity = Identity(caller, role, epoch, step, run_id, host_id(), os.getpid())
+    identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
     client = Client(calls, Ways(calls, transport), commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
     try:
@@ -149,16 +150,18 @@ class Client:
         ``parent`` is the version that this one was trained from, if not the one committed or gone on from last. ``key`` names the
         commit: said again under it, by this process or the next, it is the same one.
 
-        Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was trained
-        from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError` (``not-written``),
-        `UsageError` naming what cannot be saved. A version is visible whole or not at all.
+        Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was
+        trained from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError`
+        (``not-written``), `UsageError` naming what cannot be saved. A version is visible whole or not at all.
         """
         dtype = check_dtype(publish_dtype)
         self._check()
         parcels = {WEIGHTS: parcel(weights, WEIGHTS, dtype)}
         for name, value in (parts or {}).items():
             if name == WEIGHTS:
-                raise UsageError("this name is that of the weights", kind="bad-part-name", hint="give the part another", part=name)
+                raise UsageError(
+                    "this name is that of the weights", kind="bad-part-name", hint="give the part another", part=name
+                )
             parcels[name] = parcel(value, name)
         sizes = {slot: each.size_bytes for slot, each in parcels.items()}
         commit = self._commits.underway(step, sizes, key or self._new_key(), _at(parent), timestamp_ns)
@@ -179,8 +182,8 @@ class Client:
     ) -> Underway:
         """Announce a commit whose parts several processes bring; each of them says this, with the same ``key`` and ``sizes``.
 
-        A slot ``weights.0-of-4`` is one of four of the part ``weights``; `size_of` says how large it is. The parts are one version
-        once all are there; until then nobody sees any.
+        A slot ``weights.0-of-4`` is one of four of the part ``weights``; `size_of` says how large it is. The parts are one
+        version once all are there; until then nobody sees any.
         """
         self._check()
         commit = self._commits.underway(step, sizes, key, _at(parent), timestamp_ns)
@@ -203,7 +206,7 @@ class Client:
         self._commits.bring(commit, slot, packed)
 
     def finish(self, commit: Underway, *, durable: bool = False) -> Done:
-        """Return once all parts of a commit are there and it is the newest version. Each process that brought a part says this."""
+        """Return once all parts of a commit are there, and it is live. Each process that brought a part says this."""
         self._check()
         return self._commits.finish(commit, durable=durable)
 
@@ -241,14 +244,14 @@ class Client:
         parts: Sequence[str] = (WEIGHTS,),
         has: Commit | Done | Weights | None = _LAST,
     ) -> Weights | None:
-        """Return the newest version if it is another than this client fetched last; else None, after ``timeout`` seconds of waiting.
+        """Return the newest version if it is another than this client fetched last; else None, after ``timeout`` seconds.
 
-        Another, not a newer one: after a rollback it is an older one. ``want="at least"`` waits for version ``at`` or any after it,
-        ``"exact"`` for that very one. ``has`` is what the caller has, if not what was fetched last; None: nothing.
+        Another, not a newer one: after a rollback it is an older one. ``want="at least"`` waits for version ``at`` or any after
+        it, ``"exact"`` for that very one. ``has`` is what the caller has, if not what was fetched last; None: nothing.
 
         On the service's host nothing is copied. All of it is one version, and stays as it is. Raises `NotFoundError` (kinds
-        ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole copy
-        can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``).
+        ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole
+        copy can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``).
         """
         self._check()
         if isinstance(parts, str):

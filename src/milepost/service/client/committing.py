@@ -28,7 +28,9 @@ log = logging.getLogger("milepost")
 
 _VERIFIED_BYTES_S = 50e6
 """How slowly a service may look at what has arrived, at worst: of a disk that many use."""
-_BEGIN_AGAIN = frozenset({"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"})
+_BEGIN_AGAIN = frozenset(
+    {"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"}
+)
 """What a commit may hear whose service was started anew, or has swept what nobody brought in time."""
 _MOST_FAILURES = 8
 _PAUSE_S = 0.05
@@ -99,7 +101,7 @@ class Committing:
         return Underway(key, step, timestamp, dict(sizes), parent or self.last, Until(clock, self._timeout_s))
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
-        """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what the service refuses it with."""
+        """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what it is refused with."""
         return self._through(commit, parcels, lambda: self._end(commit, parcels, durable=durable))
 
     def begin(self, commit: Underway) -> None:
@@ -123,7 +125,7 @@ class Committing:
         return self._through(commit, {}, lambda: self._end(commit, {}, durable=durable))
 
     def _through(self, commit: Underway, parcels: Mapping[str, Parcel], then: Callable[[], T]) -> T:
-        """Begin, bring what is missing of ``parcels`` and of what was brought before, and do ``then``; again where all was lost."""
+        """Begin, bring what is missing, of ``parcels`` or as it was brought before, and do ``then``; again where it was lost."""
         failures = 0
         while True:
             try:

@@ -11,7 +11,7 @@ from milepost.service.core.records import Commit
 
 
 class Lease:
-    """Be the reading of one version: it ends when nobody refers to it any more. Counting is left to Python, which does it best."""
+    """Be the reading of one version: it ends when nobody refers to it any more. Python counts best."""
 
     __slots__ = ("__weakref__", "at")
 
@@ -20,7 +20,7 @@ class Lease:
 
 
 class Leases:
-    """Be all readings of this process. ``release`` is called from wherever the last reference goes, also by the garbage collector."""
+    """Be all readings of this process. ``release`` is called where the last reference goes, also by the garbage collector."""
 
     def __init__(self, release: Callable[[Commit], None]) -> None:
         self._release = release

@@ -49,13 +49,13 @@ class Line:
 
     def target(self) -> Target:
         """Return where the service is. Raises what `milepost.service.endpoint.read_endpoint` raises."""
-        self._open()
+        self.channel()
         assert self._target is not None
         return self._target
 
     def stub(self) -> CheckpointsStub:
         """Return what calls are made on."""
-        return CheckpointsStub(self._open())
+        return CheckpointsStub(self.channel())  # type: ignore[no-untyped-call]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -98,7 +98,8 @@ class Line:
         if channel is not None:
             channel.close()
 
-    def _open(self) -> grpc.Channel:
+    def channel(self) -> grpc.Channel:
+        """Return the channel, opened."""
         if self._channel is None and self._target is None:
             found = self._find()
             with self._changing:
@@ -122,7 +123,7 @@ def answers(call: Any) -> Iterator[Any]:
 
 def said(error: grpc.RpcError) -> Exception:
     """Return what a failed call means: a refusal as its error, all else as `Broken`."""
-    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for name, value in trailing or ():
         if name == REFUSED:
             return error_of(unpack_refused(value))
@@ -130,7 +131,9 @@ def said(error: grpc.RpcError) -> Exception:
     details = error.details() if hasattr(error, "details") else str(error)
     if code in _NEVER:
         hint = "is this the port of a milepost service? milepost status asks it"
-        return ServiceError("what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details)
+        return ServiceError(
+            "what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details
+        )
     return Broken(f"{code.name.lower().replace('_', ' ')}: {details}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from milepost.errors import UsageError
 from milepost.service.endpoint import read_endpoint, read_token
 
-SERVICE, SERVICE_TOKEN = "MILEPOST_SERVICE", "MILEPOST_SERVICE_TOKEN"  # noqa: S105 - names of variables
+SERVICE, SERVICE_TOKEN = "MILEPOST_SERVICE", "MILEPOST_SERVICE_TOKEN"
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^/\s:\[\]]+):\d{1,5}")
 
 
@@ -56,7 +56,7 @@ def finder(
         )
     token = token if token is not None else environment.get(SERVICE_TOKEN)
     trust = _trust(tls)
-    if _ADDRESS.fullmatch(named) and not Path(named).is_dir():
+    if is_address(named):
         return lambda: Target(named, token, trust)
 
     def find() -> Target:
@@ -64,6 +64,11 @@ def finder(
         return Target(endpoint.address, token or read_token(named), trust or (Tls() if endpoint.is_tls else None))
 
     return find
+
+
+def is_address(named: str) -> bool:
+    """Say whether this is ``host:port``, and no directory."""
+    return _ADDRESS.fullmatch(named) is not None and not Path(named).is_dir()
 
 
 def _trust(tls: Tls | str | bool | None) -> Tls | None:

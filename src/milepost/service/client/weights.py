@@ -68,17 +68,17 @@ class Weights(Mapping[str, np.ndarray[Any, Any]]):
         return any(name in part.entries for part in self._parts(self._main))
 
     def array(self, name: str, dtype: str | None = None) -> np.ndarray[Any, Any]:
-        """Return one array: as a view, or as a copy in another dtype. A bfloat16 one, which NumPy has not, in ``float32``, exactly.
+        """Return one array: as a view, or as a copy in another dtype. NumPy has no bfloat16; in ``float32`` it is exact.
 
         Raises `NotFoundError` (kind ``no-such-tensor``), `UsageError` (kind ``not-in-numpy``).
         """
         return self._with(name).array(name) if dtype is None else self._with(name).widened(name, dtype)
 
     def tensors(self, part: str | None = None, *, copy: bool = False) -> OrderedDict[str, Any]:
-        """Return all arrays as torch tensors on the CPU, in the order in which they were committed: what ``load_state_dict`` takes.
+        """Return all arrays as torch tensors on the CPU, in the order of their commit: what ``load_state_dict`` takes.
 
-        They lie in this version's own memory. What is written to one changes it for this process at most, and not for others; with
-        ``copy`` they are fresh. Raises `MissingExtraError` without torch.
+        They lie in this version's own memory. What is written to one changes it for this process at most, and not for others;
+        with ``copy`` they are fresh. Raises `MissingExtraError` without torch.
         """
         found: OrderedDict[str, Any] = OrderedDict()
         for each in self._parts(part or self._main):
@@ -98,6 +98,10 @@ class Weights(Mapping[str, np.ndarray[Any, Any]]):
     def parts(self) -> tuple[str, ...]:
         """Return which parts there are here."""
         return tuple(sorted({part_of(slot) for slot in self._views}))
+
+    def files(self) -> dict[str, memoryview]:
+        """Return the bytes of each slot that was fetched, read-only: each is one safetensors file."""
+        return {**self._views}
 
     def release(self) -> None:
         """Let the service know that this version is read no more. Views stay valid. A second call does nothing."""

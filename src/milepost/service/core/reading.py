@@ -20,6 +20,8 @@ class Readers:
         self._waiting: dict[Request, Fetch] = {}
         self._leases: dict[Caller, dict[Commit, Request]] = {}
         """Which versions each reader has, and by which request; empty where it was given one twice."""
+        self._last: dict[Caller, Commit] = {}
+        """What each reader was given last, or has said that it has: it may have copied it, and released it long ago."""
 
     @property
     def in_use(self) -> set[Commit]:
@@ -29,6 +31,8 @@ class Readers:
     def fetch(self, event: Fetch) -> None:
         """Answer a fetch, now or later."""
         self._waiting[event.request] = event
+        if event.has is not None:
+            self._last[event.caller] = event.has
         self._look_at(event)
 
     def look_again(self) -> None:
@@ -51,6 +55,7 @@ class Readers:
         if isinstance(verdict, Commit):
             leases = self._leases.setdefault(fetch.caller, {})
             leases[verdict] = "" if verdict in leases else fetch.request
+            self._last[fetch.caller] = verdict
             self._desk.reply(fetch.request, Take(self._desk.catalogue.weights[verdict], self._tiers(verdict)))
         else:
             self._desk.reply(fetch.request, verdict or (held(catalogue) if catalogue.held else at_the_end(fetch)))
@@ -62,6 +67,10 @@ class Readers:
     def reads(self, caller: Caller) -> tuple[Commit, ...]:
         """Return which versions a reader has."""
         return tuple(sorted(self._leases.get(caller, ())))
+
+    def last(self, caller: Caller) -> Commit | None:
+        """Return the version that a reader was given last, or has said that it has; None if nobody knows."""
+        return self._last.get(caller)
 
     def cancel(self, request: Request) -> None:
         """Answer a request no more; where its answer was not heard, take back what it gave.
@@ -84,6 +93,7 @@ class Readers:
     def forget(self, caller: Caller, answer: Refused) -> None:
         """Let go of a process that has ended, or that another has replaced."""
         self.forget_leases(caller)
+        self._last.pop(caller, None)
         for request in [request for request, fetch in self._waiting.items() if fetch.caller == caller]:
             del self._waiting[request]
             self._desk.reply(request, answer)

@@ -95,6 +95,10 @@ class Service:
         """Return which versions a reader has."""
         return self._readers.reads(caller)
 
+    def last(self, caller: Caller) -> Commit | None:
+        """Return the version that a reader was given last, or has said that it has; None if nobody knows."""
+        return self._readers.last(caller)
+
     def under_way(self) -> list[tuple[Begin, tuple[str, ...]]]:
         """Return the commits on their way, and which parts of each are not here yet."""
         return self._commits.under_way()

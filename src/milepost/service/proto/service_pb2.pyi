@@ -84,7 +84,7 @@ class Accepted(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("caller", "role", "epoch", "step", "run_id", "pid", "host", "versions")
+    __slots__ = ("caller", "role", "epoch", "step", "run_id", "pid", "host", "versions", "machine")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class HelloRequest(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     role: str
     epoch: int
@@ -101,7 +102,8 @@ class HelloRequest(_message.Message):
     pid: int
     host: str
     versions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., run_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ...) -> None: ...
+    machine: str
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., run_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("live", "durable", "run_id", "term", "heartbeat_ms", "server_host")
@@ -135,7 +137,7 @@ class HeartbeatReply(_message.Message):
     durable: Commit
     term: int
     is_held: bool
-    def __init__(self, live: _Optional[_Union[Commit, _Mapping]] = ..., durable: _Optional[_Union[Commit, _Mapping]] = ..., term: _Optional[int] = ..., is_held: _Optional[bool] = ...) -> None: ...
+    def __init__(self, live: _Optional[_Union[Commit, _Mapping]] = ..., durable: _Optional[_Union[Commit, _Mapping]] = ..., term: _Optional[int] = ..., is_held: bool = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
     __slots__ = ("caller",)
@@ -215,7 +217,7 @@ class FinishRequest(_message.Message):
     key: str
     durable: bool
     wait_ms: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., key: _Optional[str] = ..., durable: _Optional[bool] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., key: _Optional[str] = ..., durable: bool = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("weights", "durable")
@@ -223,7 +225,7 @@ class Done(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     weights: Weights
     durable: bool
-    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., durable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., durable: bool = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("caller", "key", "reason")
@@ -446,23 +448,31 @@ class VersionStatus(_message.Message):
     is_lost: bool
     generation: int
     readers: int
-    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., tiers: _Optional[_Iterable[str]] = ..., is_lost: _Optional[bool] = ..., generation: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., tiers: _Optional[_Iterable[str]] = ..., is_lost: bool = ..., generation: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class ComponentStatus(_message.Message):
-    __slots__ = ("caller", "role", "silent_ms", "reads", "host", "pid")
+    __slots__ = ("caller", "role", "silent_ms", "reads", "host", "pid", "has", "has_step", "has_lost", "machine")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SILENT_MS_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    HAS_FIELD_NUMBER: _ClassVar[int]
+    HAS_STEP_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     role: str
     silent_ms: int
     reads: _containers.RepeatedCompositeFieldContainer[Commit]
     host: str
     pid: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., role: _Optional[str] = ..., silent_ms: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    has: Commit
+    has_step: int
+    has_lost: bool
+    machine: str
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., role: _Optional[str] = ..., silent_ms: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., has: _Optional[_Union[Commit, _Mapping]] = ..., has_step: _Optional[int] = ..., has_lost: bool = ..., machine: _Optional[str] = ...) -> None: ...
 
 class StagingStatus(_message.Message):
     __slots__ = ("component", "key", "step", "missing")

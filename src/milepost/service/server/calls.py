@@ -40,6 +40,7 @@ from milepost.service.index import is_slot, place_of
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.proto.service_pb2_grpc import CheckpointsServicer
 from milepost.service.server.bringing import arrive
+from milepost.service.server.offering import offer
 from milepost.service.server.pieces import receive, send
 from milepost.service.server.refusing import Refusal, refuse
 from milepost.service.server.reporting import Report, news
@@ -109,7 +110,7 @@ class Calls(CheckpointsServicer):
             raise Refusal(Refused("other-run", "this is the service of another run", hint, facts))
         _bounded(request.epoch, "epoch")
         step = request.step if request.HasField("step") else None
-        self._report.joins(caller, role, request.host[: wire.MAX_NAME], request.pid)
+        self._report.joins(caller, request.host[: wire.MAX_NAME], request.machine[: wire.MAX_NAME], request.pid)
         welcome = await self._ask(Welcome, lambda name: Hello(name, caller, role, request.epoch, step))
         return pb.Welcome(
             live=wire.pack_commit(welcome.live),
@@ -170,6 +171,9 @@ class Calls(CheckpointsServicer):
     async def Arrived(self, request: pb.ArrivedRequest, context: Context) -> pb.Accepted:
         caller, key = wire.unpack_caller(request.caller), wire.check_name(request.key, "key")
         shard, chunks = wire.unpack_shard(request.shard)
+        if wire.unpack_commit(request.base) is not None:
+            hint = "bring the part itself: Bring says of no base that it is kept"
+            raise Refusal(Refused("no-base", "no part is told against another here", hint, {"slot": shard.slot}))
         await arrive(self._shell, caller, key, shard, chunks)
         await self._ask(Accepted, lambda name: Arrived(name, caller, key, shard))
         return pb.Accepted()
@@ -220,7 +224,7 @@ class Calls(CheckpointsServicer):
     @call
     async def Offer(self, request: pb.OfferRequest, context: Context) -> pb.OfferReply:
         wire.unpack_caller(request.caller)
-        return pb.OfferReply()
+        return await offer(self._shell.offers, self._shell.core.catalogue, self._shell.places, request)
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Piece]:
         try:

@@ -7,7 +7,6 @@ import os
 import milepost
 from milepost.service import wire
 from milepost.service.core.events import Caller
-from milepost.service.core.records import Role
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.server.shell import Shell
 from milepost.service.transports.bulk_server import Counts
@@ -22,11 +21,11 @@ class Report:
         self._run_id = run_id
         self._limit_bytes = limit_bytes
         self._begun_ns = shell.clock.monotonic_ns()
-        self._homes: dict[str, tuple[Caller, str, int]] = {}
+        self._homes: dict[str, tuple[Caller, str, str, int]] = {}
 
-    def joins(self, caller: Caller, role: Role, host: str, pid: int) -> None:  # noqa: ARG002
+    def joins(self, caller: Caller, host: str, machine: str, pid: int) -> None:
         """Note where a process runs that is about to join."""
-        self._homes[caller.component] = caller, host, pid
+        self._homes[caller.component] = caller, host, machine, pid
 
     async def status(self) -> pb.StatusReply:
         """Return how the service is now."""
@@ -45,7 +44,7 @@ class Report:
             uptime_ms=(shell.clock.monotonic_ns() - self._begun_ns) // 10**6,
             pid=os.getpid(),
             is_held_by=", ".join(sorted(catalogue.held)),
-            counts={**shell.counts, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out},
+            counts=self._counts(),
             stagings=[
                 pb.StagingStatus(component=begin.caller.component, key=begin.key, step=begin.step, missing=missing[:64])
                 for begin, missing in shell.core.under_way()
@@ -53,6 +52,11 @@ class Report:
             last_failure="; ".join(shell.failures.values()),
             milepost_version=milepost.__version__,
         )
+
+    def _counts(self) -> dict[str, int]:
+        shell = self._shell
+        now = {"waiting": shell.waiting, "watchers": len(shell.watchers)}
+        return {**shell.counts, **now, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out}
 
     def _versions(self) -> list[pb.VersionStatus]:
         core, catalogue = self._shell.core, self._shell.core.catalogue
@@ -73,7 +77,9 @@ class Report:
         core = self._shell.core
         joined = core.catalogue.current[name]
         caller = Caller(name, joined.incarnation)
-        home, host, pid = self._homes.get(name, (caller, "", 0))
+        home, host, machine, pid = self._homes.get(name, (caller, "", "", 0))
+        is_home, has = home == caller, core.last(caller)
+        weights = None if has is None else core.catalogue.weights.get(has)
         heard_ns = core.heard_ns(caller)
         silent_ms = -1 if heard_ns is None else (self._shell.clock.monotonic_ns() - heard_ns) // 10**6
         return pb.ComponentStatus(
@@ -81,8 +87,12 @@ class Report:
             role=joined.role,
             silent_ms=silent_ms,
             reads=[pb.Commit(term=at.term, number=at.number) for at in core.reads(caller)],
-            host=host if home == caller else "",
-            pid=pid if home == caller else 0,
+            host=host if is_home else "",
+            pid=pid if is_home else 0,
+            has=wire.pack_commit(has if weights is not None else None),
+            has_step=0 if weights is None else weights.version.step,
+            has_lost=has in core.catalogue.lost,
+            machine=machine if is_home else "",
         )
 
 

@@ -47,11 +47,12 @@ class Shelf:
                     incoming.begun.add(blob.name)
             tier.write(blob, start, data)
 
-    def open_file(self, blob: Blob) -> int:
-        """Return a descriptor to read a blob from, the caller's to close. What is erased meanwhile stays readable through it."""
-        kept = self._places.may_read(blob.place, blob.name)
-        if isinstance(kept, Refused):
-            raise wire.error_of(kept)
+    def open_file(self, blob: Blob) -> int | None:
+        """Return a descriptor to read a blob from, the caller's to close; None where it is no file: in a store.
+
+        What is erased meanwhile stays readable through it.
+        """
+        self._check(blob)
         for directory in (self._storage.memory.directory, self._storage.disk.directory):
             if directory is not None:
                 path = os.path.join(directory, blob.place, blob.name)
@@ -60,8 +61,26 @@ class Shelf:
                         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                     except FileNotFoundError:
                         continue
+        if self._storage.disk.directory is None:
+            self._storage.disk.size(blob)
+            return None
         hint = "fetch again: its version may be kept no longer"
         raise NotFoundError("there are no such bytes here", kind="no-such-blob", hint=hint, blob=str(blob))
+
+    def size(self, blob: Blob) -> int:
+        """Return how many bytes a blob of a store has."""
+        self._check(blob)
+        return self._storage.disk.size(blob)
+
+    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
+        """Fill ``into`` from a blob of a store."""
+        self._check(blob)
+        self._storage.disk.read_into(blob, start, into)
+
+    def _check(self, blob: Blob) -> None:
+        kept = self._places.may_read(blob.place, blob.name)
+        if isinstance(kept, Refused):
+            raise wire.error_of(kept)
 
 
 def open_bulk(shelf: Shelf, token: str | None, settings: ServiceSettings, before: Endpoint | None, clock: Clock) -> BulkServer:

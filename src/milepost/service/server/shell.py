@@ -33,6 +33,7 @@ from milepost.service.core.events import (
 )
 from milepost.service.core.records import Commit, Committed, Entry, Tier
 from milepost.service.core.service import Service
+from milepost.service.deltas.offering import Offers
 from milepost.service.index import Index, place_of_weights
 from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
@@ -49,30 +50,45 @@ ENDING = Refused("ending", "the service is ending", "connect again: whoever star
 class Shell:
     """Be what is around the core: who waits for an answer, what is being done, and the threads that do it.
 
-    ``fatal`` is called, once, with what makes it impossible to go on.
+    ``fatal`` is called, once, with what makes it impossible to go on; ``heard`` with each entry that was written down.
     """
 
     def __init__(
-        self, core: Service, storage: Storage, places: Places, clock: Clock, fatal: Callable[[BaseException], None]
+        self,
+        core: Service,
+        storage: Storage,
+        places: Places,
+        offers: Offers,
+        clock: Clock,
+        fatal: Callable[[BaseException], None],
+        heard: Callable[[Entry], None] = lambda _: None,
     ) -> None:
         self.core = core
         self.storage = storage
         self.places = places
         self.shelf = Shelf(storage, places)
+        self.offers = offers
         self.watchers = Watchers()
         self.counts: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
         """What the disk said last, by what it was to do; gone once that is done."""
         self.clock = clock
         self._fatal = fatal
+        self._heard = heard
         self._numbers = itertools.count(1)
         self._open: dict[Request, tuple[asyncio.Future[Answer], Event]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._erasures: dict[str, asyncio.Task[None]] = {}
         self._retries: list[Erase] = []
+        self._strays: set[str] = set()
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="milepost-service")
         self._is_ending = False
+
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait for an answer of the core."""
+        return len(self._open)
 
     # What the core is told.
 
@@ -158,6 +174,8 @@ class Shell:
         if not failure:
             self.counts.update(f"entries.{type(entry).__name__}" for entry in record.entries)
             self.watchers.tell(record.entries)
+            for entry in record.entries:
+                self._heard(entry)
 
     def _index_of(self, entry: Committed) -> tuple[Tier, Index]:
         weights = entry.weights
@@ -181,7 +199,14 @@ class Shell:
 
     async def _erase(self, action: Erase) -> None:
         weights = self.core.catalogue.weights[action.at]
-        failure = await self._try("erase", lambda: self.storage.tier(action.tier).erase(place_of_weights(weights)))
+        place = place_of_weights(weights)
+
+        def erase() -> None:
+            if action.tier == "memory":
+                self.offers.forget(place)  # what tells it lies beside it
+            self.storage.tier(action.tier).erase(place)
+
+        failure = await self._try("erase", erase)
         if failure:
             self._retries.append(action)
             return
@@ -200,6 +225,21 @@ class Shell:
         """Wait until nothing of an earlier commit is being erased any more where the bytes of a new one are to come."""
         while place in self._erasures:
             await asyncio.wait([self._erasures[place]])
+
+    async def sweep(self) -> None:
+        """Erase what lies in memory and is nobody's: what a process has brought there whose commit was given up meanwhile.
+
+        Only what was nobody's the last time, too: the place of a commit that begins may be made before it is known here.
+        """
+        there: list[str] = []
+        await self._try("sweep", lambda: there.extend(self.storage.memory.places()))
+        strays = {place for place in there if place not in self.places.known() and place not in self._erasures}
+        for place in strays & self._strays:
+            self._start_erasing(place, self._erase_stray(place))
+        self._strays = strays
+
+    async def _erase_stray(self, place: str) -> None:
+        await self._try("erase", lambda: self.storage.memory.erase(place))
 
     async def snapshot(self) -> None:
         """Keep a copy of the journal in the root."""

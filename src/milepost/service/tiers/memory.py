@@ -129,6 +129,18 @@ class MemoryTier:
             with suppress(FileNotFoundError):
                 self._posix.rmdir(path)
 
+    def names(self, place: str) -> list[str]:
+        """Return the names of all blobs in a place, in order; none where there is no such place."""
+        path = os.path.dirname(self._path(Blob(place, INDEX_NAME)))
+        with failures_of("list", path):
+            return sorted(name for name, _ in self._posix.scan(path)[1])
+
+    def drop(self, blob: Blob) -> None:
+        """Remove one blob that no index names. One that is not there is no error."""
+        path = self._path(blob)
+        with failures_of("erase", path), suppress(FileNotFoundError, NotADirectoryError):
+            self._posix.unlink(path)
+
     def used_bytes(self) -> int:
         """Return how many bytes all files here have."""
         with failures_of("list", self.directory):
