@@ -140,6 +140,7 @@ def test_what_a_peer_calls_itself_cannot_move_the_cursor() -> None:
     ("before", "now", "seconds", "expected"),
     [
         ({"commits": 1, "bytes.bulk": 10}, {"commits": 3, "fetches": 8, "bytes.bulk": 50, "bytes.grpc": 4}, 2.0, Rates(1, 4, 22)),
+        ({"commits": 1, "waiting": 7}, {"commits": 2, "waiting": 3}, 1.0, Rates(1, 0, 0)),  # who waits comes and goes
         ({"commits": 5}, {"commits": 5}, 0.0, None),
         ({"commits": 5}, {"commits": 1}, 2.0, None),  # another process, which counts from nothing
     ],

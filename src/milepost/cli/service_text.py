@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from milepost.cli.text import counted, duration, plain, size, table
 from milepost.service.core.records import Weights
-from milepost.service.standing import ComponentStanding, StagingStanding, Standing, VersionStanding, lag_of
+from milepost.service.standing import OPERATOR, ComponentStanding, StagingStanding, Standing, VersionStanding, lag_of
 
 _VERSIONS = ("VERSION", "STEP", "AGE", "SIZE", "WHERE", "STATE", "READERS", "GENERATION")
 _COMPONENTS = ("COMPONENT", "ROLE", "HAS", "BEHIND", "HEARD", "PID", "MACHINE")
+_RISE, _BYTES = ("commits", "fetches"), "bytes."
+"""The counts that only rise while one process counts."""
 _NAMED = 4
 """How many parts that are missing, or components that are gone, are named."""
 
@@ -26,10 +28,10 @@ class Rates:
     @classmethod
     def between(cls, before: Mapping[str, int], now: Mapping[str, int], seconds: float) -> Rates | None:
         """Return what two looks at the same process tell; None if there was no time between them, or another process."""
-        if seconds <= 0 or any(now.get(name, 0) < count for name, count in before.items()):
+        since = {name: count - before.get(name, 0) for name, count in now.items() if name in _RISE or name.startswith(_BYTES)}
+        if seconds <= 0 or min(since.values(), default=0) < 0:
             return None
-        since = {name: count - before.get(name, 0) for name, count in now.items()}
-        moved = sum(count for name, count in since.items() if name.startswith("bytes."))
+        moved = sum(count for name, count in since.items() if name.startswith(_BYTES))
         return cls(since.get("commits", 0) / seconds, since.get("fetches", 0) / seconds, moved / seconds)
 
 
@@ -157,7 +159,7 @@ def _held(standing: Standing, where: str) -> Iterator[str]:
 
 
 def _gone(standing: Standing) -> Iterator[str]:
-    names = [plain(each.component) for each in standing.components if not is_here(each)]
+    names = [plain(each.component) for each in standing.components if not is_here(each) and each.component != OPERATOR]
     if names:
         named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         why = "ended, or not heard of since the service began" if standing.serving is not None else "joined before it ended"
