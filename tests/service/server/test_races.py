@@ -197,7 +197,6 @@ def test_a_fault_of_our_own_ends_the_service_with_an_error_and_the_next_one_has_
     monkeypatch.setattr("milepost.service.server.storage.Storage.spill", lambda *_: 1 // 0)
     with pytest.raises(grpc.RpcError):
         trainer.commit("k2", 2, {"weights": DATA}, durable=True)
-        trainer.commit("k3", 3, {"weights": DATA}, durable=True)
     hall.server.wait()
     with pytest.raises(Exception, match="the service failed") as caught:
         life.__exit__(None, None, None)
@@ -217,7 +216,7 @@ def test_a_commit_whose_parts_do_not_come_in_time_is_given_up(hall: Hall) -> Non
 
 def test_the_service_is_as_it_was_after_a_thousand_calls_that_were_broken_off(served: Hall, tmp_path: Path) -> None:
     trainer, sampler = served.trainer(), served.sampler()
-    first = trainer.commit("k1", 1, {"weights": DATA}).weights.at
+    first = trainer.commit("k1", 1, {"weights": DATA}, durable=True).weights.at
     before = trainer.status()
     for _ in range(50):
         calls = [later(sampler, "Fetch", pb.FetchRequest(caller=sampler.caller, has=first, wait_ms=60_000)) for _ in range(20)]
