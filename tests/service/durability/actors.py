@@ -54,7 +54,7 @@ def serve(order: dict[str, Any]) -> None:
     place = order["place"]
     arm_server(Strike(*order["strike"]) if order["strike"] else None, lambda: len(notes(Path(place), "acks")))
     settings = ServiceSettings.of(order["settings"])
-    serve_root(f"{place}/run", settings, memory_base=f"{place}/shm", ready=lambda endpoint: note(place, "up", term=endpoint.term))
+    serve_root(f"{place}/run", settings, memory_base=f"{place}/shm")
 
 
 def weights_of(step: int, branch: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from select import select
 from typing import Any
 
 from milepost.errors import MilepostError
@@ -121,6 +122,7 @@ class Story:
             else:
                 self.told.missed.append(str(turn))
             if turn.leaves_service:
+                self._kill(self.trainer)
                 self._start_trainer(None)
                 before = len(notes(self.place, "acks"))
                 self._until(lambda: self._has_ended(self.trainer) or len(notes(self.place, "acks")) > before + 4)
@@ -198,18 +200,19 @@ class Story:
         self.sampler.start({**order, "place": str(self.place)})
 
     def _has_ended(self, nursery: Nursery) -> bool:
-        """Say whether a process has ended, after a moment. What it ended with, other than a kill, is kept as a loss."""
-        status = nursery.heard(TICK_S)
+        """Say whether a process has ended. What it ended with, other than a kill, is kept as a loss."""
+        status = nursery.heard(0)
         if status is not None and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
             self.told.lost.append(f"a process ended with status {status}: {nursery.output.read_text()[-2000:]}")
         return not nursery.lives
 
     def _until(self, is_so: Callable[[], bool]) -> bool:
-        """Wait until something is so, or until so much was committed that it will not be; return whether it is."""
+        """Look again and again whether something is so, until so much was done that it will not be; return whether it is."""
         before = len(notes(self.place, "acks")), len(notes(self.place, "fetched"))
         for _ in range(round(LONGEST_S / TICK_S)):
             if is_so():
                 return True
+            select([], [], [], TICK_S)
             others = [each for each in (self.server, self.trainer, self.sampler) if each.heard(0) not in (None, signal.SIGKILL)]
             self.told.lost += [f"a process ended by itself: {each.output.read_text()[-2000:]}" for each in others]
             done = len(notes(self.place, "acks")) - before[0], len(notes(self.place, "fetched")) - before[1]
