@@ -31,7 +31,8 @@ class ServiceSettings:
     journal_path: str | None = None
     """The directory of what is written down; None: the run root. A disk of this machine, where that is on a network."""
     transport: str = "auto"
-    """Which way bytes go: ``auto`` offers each, the fastest first; else the name of one."""
+    """Which way bytes go: ``auto`` offers each, the fastest first; else the name of one. ``rdma`` is offered beside the others
+    where it is named, and needs ``insecure``: a transfer engine hands memory to everybody who reaches its ports."""
     commit_timeout_s: float = 120.0
     """For how long a commit waits for its next part."""
     fetch_timeout_s: float = 60.0
@@ -85,6 +86,17 @@ class ServiceSettings:
                 hint="give tls_cert and tls_key, and leave the token on; or say insecure=True where the network is trusted",
                 host=self.host,
             )
+
+        if self.transport == "rdma" and not self.insecure:
+            raise UsageError(
+                "the transfer engine hands weights to everybody who reaches its ports, whatever `host` says",
+                kind="insecure",
+                hint="say insecure=True where the network is trusted; or transport=`auto`",
+                transport=self.transport,
+            )
+
+        if self.transport == "rdma" and self.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
+            raise _bad("host", self.host, "with transport=`rdma` it is the address by which readers reach this machine")
 
     def core(self, free_memory_bytes: int) -> Settings:
         """Return what the core is told. ``free_memory_bytes``: what is free where versions are kept in memory."""

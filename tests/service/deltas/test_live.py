@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,13 @@ def joined(root: Path, component: str, **options: Any) -> Client:
 
 def updates(count: int, seed: int = 1, rate: float = 0.018) -> list[dict[str, np.ndarray[Any, Any]]]:
     """Return weights as bfloat16 has them, in float32, and after updates that each moved so many by one step of their bits."""
+    # Readers of one host share what they fetch, by what is in it: what another test has fetched must not be this.
+    mark = np.frombuffer(os.urandom(16), np.uint8)
     rng = np.random.default_rng(seed)
     bits = (rng.standard_normal(WORDS).astype(np.float32).view(np.uint32) >> 16).astype(np.uint32)
     found = []
     for _ in range(count):
-        found.append({"w": (bits << 16).view(np.float32).copy(), "b": np.full(7, -0.0, np.float32)})
+        found.append({"w": (bits << 16).view(np.float32).copy(), "b": np.full(7, -0.0, np.float32), "mark": mark})
         where = rng.random(WORDS) < rate
         bits[where] += rng.choice(np.array([1, 0xFFFFFFFF], np.uint32), size=int(where.sum()))
         bits &= 0xFFFF
@@ -72,7 +74,7 @@ def travelled(server: Server, what: Callable[[], Any], client: Client) -> tuple[
 
 def is_same(weights: Weights | None, arrays: dict[str, np.ndarray[Any, Any]]) -> bool:
     assert weights is not None
-    return all(weights.array(name, "float32").tobytes() == array.tobytes() for name, array in arrays.items())
+    return all(weights.array(name, str(array.dtype)).tobytes() == array.tobytes() for name, array in arrays.items())
 
 
 FULL = WORDS * 2
@@ -94,6 +96,20 @@ def test_from_version_to_version_a_fiftieth_travels_down_and_up(tmp_path: Path, 
                 assert min(up, down) >= FULL
             else:
                 assert max(up, down) * 50 < FULL
+
+
+def test_what_changed_travels_once_to_all_readers_of_a_host(tmp_path: Path, memory_base: str) -> None:
+    versions = updates(2)
+    with serving(tmp_path / "run", memory_base) as server, joined(tmp_path / "run", "trainer") as trainer, ExitStack() as stack:
+        samplers = [stack.enter_context(joined(tmp_path / "run", f"sampler-{number}")) for number in range(4)]
+        commit(trainer, 0, versions)
+        held, down = travelled(server, lambda: [sampler.fetch() for sampler in samplers], trainer)
+        assert FULL <= down < 2 * FULL
+        commit(trainer, 1, versions)
+        found, down = travelled(server, lambda: [sampler.fetch() for sampler in samplers], trainer)
+        assert all(is_same(weights, versions[1]) for weights in found)
+        assert down * 50 < FULL
+        assert all(is_same(weights, versions[0]) for weights in held)
 
 
 def test_who_shares_memory_is_never_told(tmp_path: Path, memory_base: str) -> None:
@@ -359,6 +375,7 @@ def test_deltas_take_a_bounded_part_of_the_memory_beside_the_versions(tmp_path: 
 def test_weights_of_float32_that_are_published_in_bfloat16_are_told_in_little(tmp_path: Path, memory_base: str) -> None:
     rng = np.random.default_rng(7)
     weights = (rng.standard_normal(WORDS) * 0.02).astype(np.float32)
+    weights[:4] = np.frombuffer(os.urandom(16), np.uint32)
     with (
         serving(tmp_path / "run", memory_base) as server,
         joined(tmp_path / "run", "trainer") as trainer,

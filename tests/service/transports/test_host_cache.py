@@ -27,6 +27,7 @@ from milepost.service.transports.folder import Folder
 from milepost.service.transports.host_cache import HostCache, SharedLanding
 from milepost.service.transports.landing import PrivateLanding
 from milepost.service.transports.moving import Moved, Mover
+from milepost.testing.faults import run_in_child
 from tests.service.transports.reading import reading
 
 CHUNK = 256 << 10
@@ -283,15 +284,31 @@ def test_what_nobody_has_used_for_long_goes_when_the_next_comes(tmp_path: Path) 
         assert len(list((tmp_path / CACHE).glob("*.bytes"))) == left
 
 
-def test_a_cache_that_is_closed_gives_back_what_nobody_maps(tmp_path: Path) -> None:
+def test_a_cache_that_is_closed_gives_back_what_no_other_reader_maps(tmp_path: Path) -> None:
     versions = [version(number) for number in range(2)]
     cache = HostCache(str(tmp_path / CACHE))
     with served(tmp_path, {blob: its for data, _ in versions for blob, its in data.items()}) as server:
         kept = fetch(server.address, cache, versions[0][1])
         fetch(server.address, cache, versions[1][1])
+        other = HostCache(str(tmp_path / CACHE))
+        theirs = fetch(server.address, other, versions[0][1])
+    cache.close()
     cache.close()
     assert len(list((tmp_path / CACHE).glob("*.bytes"))) == 1
-    assert kept.views == versions[0][0]
+    other.close()
+    assert list((tmp_path / CACHE).glob("*.bytes")) == []
+    assert kept.views == theirs.views == versions[0][0]
+
+
+def test_a_forked_child_that_ends_lets_go_of_nothing(tmp_path: Path) -> None:
+    data, parts = version(1)
+    cache = HostCache(str(tmp_path / CACHE))
+    with served(tmp_path, data) as server:
+        kept = fetch(server.address, cache, parts)
+    assert run_in_child(cache.close) == 0
+    assert len(list((tmp_path / CACHE).glob("*.bytes"))) == 1
+    assert HostCache(str(tmp_path / CACHE)).land(parts[next(iter(parts))]).missing() == []
+    assert kept.views == data
 
 
 def test_a_blob_that_is_being_removed_is_made_anew(tmp_path: Path) -> None:

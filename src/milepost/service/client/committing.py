@@ -74,7 +74,15 @@ class Underway:
     """The parts that the service could not make of how they differ."""
     bring: pb.Bring | None = None
     """What the service has answered last; None: it is to be asked, again."""
-    may_be_visible: bool = False
+    is_alone: bool = False
+    """Whether no other process brings parts of it."""
+    announced: set[str] = field(default_factory=set)
+    """The parts of which the service was told that they are there, whether it has heard of it or not."""
+
+    @property
+    def may_be_visible(self) -> bool:
+        """Say whether all parts may be there: with the last one it becomes visible."""
+        return self.announced >= self.sizes.keys() or (bool(self.announced) and not self.is_alone)
 
     @property
     def certain(self) -> str:
@@ -108,6 +116,7 @@ class Committing:
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what it is refused with."""
+        commit.is_alone = True
         return self._through(commit, parcels, lambda: self._end(commit, parcels, durable=durable))
 
     def begin(self, commit: Underway) -> None:
@@ -198,8 +207,7 @@ class Committing:
     def _arrived(
         self, commit: Underway, slot: str, chunks: Chunks, base: Commit | None = None, told: pb.Shard | None = None
     ) -> None:
-        # With the last part it becomes visible; which is the last this process knows only if it brings them all.
-        commit.may_be_visible = commit.may_be_visible or len(commit.brought) == len(commit.sizes) or len(commit.sizes) > 1
+        commit.announced.add(slot)
         request = pb.ArrivedRequest(
             caller=self._calls.caller, key=commit.key, shard=pack_shard(slot, chunks), base=pack_commit(base), told=told
         )

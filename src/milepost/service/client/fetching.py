@@ -25,6 +25,7 @@ from milepost.service.wire import Told, pack_commit, unpack_sources, unpack_weig
 log = logging.getLogger("milepost")
 
 _ASK_AGAIN = frozenset({"no-such-blob", "transport-failed", "unreachable"})
+_WAIT_ON = frozenset({"not-yet", "held"})
 _PAUSE_S = 0.1
 
 Want: TypeAlias = Literal["newest", "exact", "at least"]
@@ -60,14 +61,16 @@ class Fetching:
         # The wait is the caller's; the time that the service is away comes on top of it.
         news, patience = Until(self._calls.clock, wait_s), Until(self._calls.clock, wait_s + self._timeout_s)
         while True:
-            take = self._ask(news, patience, want, at, has)
-            if take is None and news.is_over:
-                return None
-            if take is None:
-                continue  # the service lets nobody wait for longer than it is set to
             try:
-                return self._take(*take, parts, patience)
+                take = self._ask(news, patience, want, at, has)
+                if take is not None:
+                    return self._take(*take, parts, patience)
+                if news.is_over:
+                    return None
             except (NotFoundError, ServiceError) as error:
+                # The service lets nobody wait for longer than it is set to.
+                if error.kind in _WAIT_ON and not news.is_over:
+                    continue
                 if error.kind not in _ASK_AGAIN or patience.is_over:
                     raise
                 log.info("a version is asked for again: cause=%s", error.message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 
+import grpc
+
 from milepost.encode.digest import Buffer
 from milepost.errors import UsageError
 from milepost.service.client.calls import Calls
@@ -17,13 +19,12 @@ from milepost.service.transports.files import FilesTransport
 from milepost.service.transports.host_cache import HostCache
 from milepost.service.transports.landing import new_memory
 from milepost.service.transports.moving import Mover
+from milepost.service.transports.rdma_mooncake import RdmaTransport
 from milepost.service.transports.shm import ShmTransport
 from milepost.service.transports.store import StoreTransport
 from milepost.service.transports.stream import StreamTransport
 
-_NAMES = ("auto", "shm", "files", "store", "bulk", "grpc")
-
-
+_NAMES = ("auto", "shm", "files", "store", "rdma", "bulk", "grpc")
 _MEASURED_BYTES = 1 << 20
 """Of fewer bytes it cannot be told how fast they come."""
 
@@ -38,6 +39,7 @@ class Ways:
         self._calls = calls
         self._transport = transport
         self._is_measured = not link_bytes_s
+        self._made: tuple[grpc.Channel | None, list[Transport]] = (None, [])
         self.link_bytes_s = link_bytes_s
         """How fast bytes come and go; 0: nobody knows yet."""
         self.cache = HostCache(host=calls.identity.host, clock=calls.clock)
@@ -98,14 +100,24 @@ class Ways:
         return [way for way in self._known() if self._transport in ("auto", way.name)]
 
     def _known(self) -> list[Transport]:
+        # To make them takes as long as a fetch; they are the same until the service is found elsewhere.
+        channel, known = self._made
+        now = self._calls.line.channel()
+        if channel is not now:
+            known = self._make(now)
+            self._made = (now, known)
+        return known
+
+    def _make(self, channel: grpc.Channel) -> list[Transport]:
         line, clock = self._calls.line, self._calls.clock
         target = line.target()
         return [
             ShmTransport(self._calls.identity.host),
             FilesTransport(),
             StoreTransport(clock=clock),
+            RdmaTransport(BulkTransport(target.token or "", host=target.host, clock=clock), clock),
             BulkTransport(target.token or "", host=target.host, tls=_context(target), clock=clock),
-            StreamTransport(line.channel(), metadata=line.metadata, caller=self._calls.caller),
+            StreamTransport(channel, metadata=line.metadata, caller=self._calls.caller),
         ]
 
 

@@ -83,6 +83,8 @@ def _wrong(storage: Storage, incoming: Incoming, slot: str, chunks: Chunks) -> t
         tier.finish(blob)
         wrong = tier.wrong(blob, chunks)
         is_right = not wrong
+        if is_right and incoming.base is not None:
+            storage.memory.drop(Blob(incoming.place, delta_of(slot, incoming.base.number)))  # told, and then brought all the same
         return wrong
     except NotFoundError:
         return tuple(range(len(chunks))) or (0,)

@@ -14,12 +14,13 @@ import mmap
 import os
 import stat
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
 from milepost.encode.digest import xxh3
-from milepost.errors import MilepostError, StoreError
+from milepost.errors import StoreError
 from milepost.service.index import Chunks
 from milepost.service.transports import host_cache_files as files
 from milepost.service.transports.folder import room_in
@@ -57,7 +58,9 @@ class HostCache:
         self.directory = directory or _directory_of(host_id() if host is None else host)
         self._limit_bytes, self._stall_s, self._idle_s = limit_bytes, stall_s, idle_s
         self._clock, self._wait = clock or SystemClock(), wait or threading.Event().wait
-        self._used: set[str] = set()
+        self._pid = os.getpid()
+        self._used: set[int] = set()
+        """For each blob that is mapped here the descriptor that keeps its lock."""
         self._has_told = False
 
     def land(self, chunks: Chunks) -> Landing:
@@ -71,15 +74,21 @@ class HostCache:
         except StoreError as error:
             self._tell(error.message)
             return PrivateLanding(chunks)
-        self._used.add(files.key_of(chunks))
         return landing
 
     def close(self) -> None:
-        """Give back the memory of what this one has used and nobody maps any more. Never raises."""
-        with suppress(OSError, MilepostError):
-            for key in self._used:
-                files.evict(self.directory, key)
-        self._used.clear()
+        """Let everything go that no other reader maps or fetches, whoever left it; what is mapped here stays readable.
+
+        Never raises.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child has the locks in common with its parent, who needs them
+        for descriptor in list(self._used):
+            with suppress(OSError):  # its mapping has ended meanwhile
+                files.unshare(descriptor)
+        with suppress(OSError):
+            for each in files.entries(self.directory):
+                files.evict(self.directory, each.key)
 
     def _landing(self, chunks: Chunks) -> SharedLanding:
         key = files.key_of(chunks)
@@ -91,13 +100,18 @@ class HostCache:
             try:
                 files.share(data)
                 os.utime(marks)  # it is used: others go before it
-                return SharedLanding(chunks, data, marks)
+                return SharedLanding(chunks, data, marks, self._keep)
             except BaseException:
                 os.close(data)
                 raise
         except BaseException:
             os.close(marks)
             raise
+
+    def _keep(self, data: int, mapped: object) -> None:
+        """Keep a blob's lock for as long as its mapping lives."""
+        self._used.add(data)
+        weakref.finalize(mapped, _let_go, self._used, data).atexit = False
 
     def _new(self, key: str, chunks: Chunks, marks: int) -> int:
         """Make room for a blob, and return its file. The marks are locked by us: nobody else does the same."""
@@ -169,11 +183,16 @@ def _directory_of(host: str) -> str:
     return os.path.join(SHARED, f"milepost-cache-{os.geteuid()}-{xxh3(host.encode())[:8]}")
 
 
+def _let_go(used: set[int], data: int) -> None:
+    used.discard(data)
+    os.close(data)
+
+
 class SharedLanding:
     """Land in memory that all readers of this host map, by the right of the lock on its marks."""
 
-    def __init__(self, chunks: Chunks, data: int, marks: int) -> None:
-        self._chunks, self._data, self._marks = chunks, data, marks
+    def __init__(self, chunks: Chunks, data: int, marks: int, keep: Callable[[int, object], None]) -> None:
+        self._chunks, self._data, self._marks, self._keep = chunks, data, marks, keep
         self.memory = memoryview(mmap.mmap(data, chunks.size_bytes, flags=mmap.MAP_SHARED))
 
     def missing(self) -> list[int]:
@@ -184,8 +203,10 @@ class SharedLanding:
         os.pwrite(self._marks, files.HERE, files.HEAD_BYTES + number)
 
     def finish(self) -> memoryview:
-        # A mapping has a descriptor of its own for the same opening of the file, and so its lock: that ends with the mapping.
-        return map_private(self._data, self._chunks.size_bytes)
+        view = map_private(self._data, self._chunks.size_bytes)
+        self._keep(self._data, view.obj)
+        self._data = -1
+        return view
 
     def close(self) -> None:
         self.memory = memoryview(b"")

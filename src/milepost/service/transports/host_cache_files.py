@@ -80,6 +80,11 @@ def share(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
+def unshare(descriptor: int) -> None:
+    """Say that a blob is in use no more, though a mapping of it may still live: its memory goes with that."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def evict(directory: str, key: str) -> bool:
     """Remove a blob unless somebody fetches or maps it; return whether it is gone."""
     marks = open_lock(path_of(directory, key, MARKS))
