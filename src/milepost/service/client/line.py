@@ -32,6 +32,10 @@ class Broken(Exception):
     """Say that a try came to nothing: whether it was done nobody knows. It may be made again."""
 
 
+class TimedOut(Broken):
+    """Say that there was no answer in time."""
+
+
 class Line:
     """Be a way to call the service, from any thread."""
 
@@ -69,10 +73,10 @@ class Line:
         except ValueError as error:  # the channel was closed by another thread, which found the service elsewhere
             raise Broken(str(error)) from error
 
-    def stream(self, method: str, request: Any) -> Any:
+    def stream(self, method: str, request: Any, timeout_s: float) -> Any:
         """Begin a call that is answered again and again: a `grpc.Call` to iterate over, see `answers`."""
         try:
-            return getattr(self._opened()[1], method)(request, metadata=self.metadata)
+            return getattr(self._opened()[1], method)(request, timeout=timeout_s, metadata=self.metadata)
         except ValueError as error:
             raise Broken(str(error)) from error
 
@@ -135,7 +139,8 @@ def said(error: grpc.RpcError) -> Exception:
         return ServiceError(
             "what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details
         )
-    return Broken(f"{code.name.lower().replace('_', ' ')}: {details}")
+    kind = TimedOut if code is grpc.StatusCode.DEADLINE_EXCEEDED else Broken
+    return kind(f"{code.name.lower().replace('_', ' ')}: {details}")
 
 
 def _channel(target: Target) -> grpc.Channel:
