@@ -214,9 +214,12 @@ class TestStatus:
             with connect(root, component="trainer", role="trainer") as trainer:
                 trainer.commit(120, WEIGHTS)
             served.kill()
+        before = everything(root)  # also the log of a journal that nobody has closed
+        assert f"{root}/service/journal.sqlite3-wal" in before
         first = milepost("status", root).stdout.splitlines()[0]
         assert first.startswith("not running, killed after 20")
         said = document("status", root, code=1)
+        assert everything(root) == before
         with Server(root) as server:
             assert server.live is not None
             assert said["live"]["version"] == str(server.live.at) == "v1"
@@ -256,6 +259,11 @@ class TestTop:
         assert result.exit_code == 0
         assert "0 commits/s  0 fetches/s  0 B/s" in result.stdout
         assert document("top", root, "--interval", "0.01s")["rates"] == {"commits_s": 0, "fetches_s": 0, "bytes_s": 0}
+
+    def test_what_it_counts_is_there_from_the_first(self, root: Path, trainer: Client) -> None:
+        trainer.commit(118, WEIGHTS)
+        counts = document("status", root)["counts"]
+        assert (counts["commits"], counts.get("fetches", 0)) == (1, 0)
 
     def test_in_a_terminal_it_draws_over_itself_until_ctrl_c_and_leaves_what_it_showed(self, root: Path, server: Server) -> None:
         terminal, side = pty.openpty()
@@ -398,6 +406,11 @@ class TestRollback:
         assert result.exit_code == 0, result.output
         assert "g000003 is the newest now" in result.stdout
         assert "its checkpoint service hands out what it did" in result.stdout
+
+    def test_a_number_that_is_no_generation_may_have_been_meant_as_a_version(self, root: Path) -> None:
+        filled(root, 118)
+        result = milepost("rollback", root, "1")
+        assert (result.exit_code, f"milepost rollback {root} v1" in result.stderr) == (10, True)
 
 
 class TestUnhold:

@@ -95,6 +95,16 @@ def test_held_sampling_is_told_with_the_command_that_ends_it() -> None:
     )
 
 
+def test_who_has_ended_is_named_below_and_who_hangs_is_in_the_table_with_how_long() -> None:
+    gone = tuple(ComponentStanding(f"sampler-{number}", "x", "sampler") for number in range(2, 9))
+    hangs = dataclasses.replace(STANDING.components[1], silent_s=1300.0)
+    text = said(dataclasses.replace(STANDING, components=(hangs, *gone)))
+    assert "21m ago" in next(line for line in text.splitlines() if line.startswith("sampler-1"))
+    assert text.splitlines()[-1] == (
+        "sampler-2, sampler-3, sampler-4, sampler-5 and 3 more: ended, or not heard of since the service began"
+    )
+
+
 def test_a_commit_on_its_way_says_what_is_missing_and_a_refusal_of_the_disk_is_told() -> None:
     missing = tuple(f"weights.{number}-of-6" for number in range(6))
     coming = dataclasses.replace(
@@ -130,6 +140,7 @@ def test_what_a_peer_calls_itself_cannot_move_the_cursor() -> None:
     ("before", "now", "seconds", "expected"),
     [
         ({"commits": 1, "bytes.bulk": 10}, {"commits": 3, "fetches": 8, "bytes.bulk": 50, "bytes.grpc": 4}, 2.0, Rates(1, 4, 22)),
+        ({"commits": 1, "waiting": 7}, {"commits": 2, "waiting": 3}, 1.0, Rates(1, 0, 0)),  # who waits comes and goes
         ({"commits": 5}, {"commits": 5}, 0.0, None),
         ({"commits": 5}, {"commits": 1}, 2.0, None),  # another process, which counts from nothing
     ],

@@ -66,6 +66,7 @@ class Asking:
 
     def __init__(self, reach: Reach) -> None:
         self._line = Line(reach.find)
+        self._named = reach.root or "ROOT"
 
     def __enter__(self) -> Asking:
         return self
@@ -91,18 +92,13 @@ class Asking:
                 return self._line.call(method, request, ANSWERS_WITHIN_S)
             except Broken as error:
                 if not left:
-                    raise _unreachable(self._line.address, error) from error
+                    raise self._unreachable(error) from error
         raise AssertionError
 
-
-def _unreachable(address: str, why: Broken) -> ServiceError:
-    return ServiceError(
-        "the service does not answer",
-        kind="unreachable",
-        hint="milepost serve ROOT starts it; if it runs, check the address, the network, and TLS on both sides",
-        address=address,
-        cause=why,
-    )
+    def _unreachable(self, why: Broken) -> ServiceError:
+        hint = f"milepost serve {self._named} starts it; if it runs, check the address, the network, and TLS on both sides"
+        address = self._line.address
+        return ServiceError("the service does not answer", kind="unreachable", hint=hint, address=address, cause=why)
 
 
 def _text(path: str) -> str:

@@ -307,3 +307,28 @@ def test_what_is_missing_is_named(service: Running, trainer: Client, sampler: Cl
     with pytest.raises(NotFoundError, match="first_names=`weight`"):
         weights["wieght"]
     assert "wieght" not in weights
+
+
+def test_a_watch_that_hears_nothing_for_long_asks_anew(
+    service: Running, trainer: Client, sampler: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    really = Line.stream
+
+    def stream(self: Line, method: str, request: Any, timeout_s: float) -> Any:
+        began.append(method)
+        return really(self, method, request, 0.2 if len(began) < 3 else timeout_s)
+
+    monkeypatch.setattr(Line, "stream", stream)
+    one = trainer.commit(1, {"w": np.zeros(1)})
+    with sampler.watch() as news:
+        assert next(news).at == one.at
+        heard: list[Any] = []
+        waiting = threading.Thread(target=lambda: heard.append(next(news)), name="milepost-test-watches")
+        waiting.start()
+        while len(began) < 3 and waiting.is_alive():
+            waiting.join(0.01)
+        two = trainer.commit(2, {"w": np.zeros(1)})
+        while waiting.is_alive() and not heard:
+            waiting.join(0.01)
+        assert two.at in {each.at for each in heard} or next(each for each in news if each.at == two.at)

@@ -62,8 +62,7 @@ class Speaker:
         return self.say("Upload", pieces())
 
     def arrived(self, key: str, slot: str, data: bytes) -> pb.Accepted:
-        shard = wire.pack_shard(slot, Chunks.of(data, CHUNK))
-        return self.say("Arrived", pb.ArrivedRequest(caller=self.caller, key=key, shard=shard))
+        return self.say("Arrived", arrived_request(self.caller, key, slot, data))
 
     def finish(self, key: str, *, durable: bool = False, wait_ms: int = 60_000) -> pb.Done:
         return self.say("Finish", pb.FinishRequest(caller=self.caller, key=key, durable=durable, wait_ms=wait_ms))
@@ -86,6 +85,11 @@ class Speaker:
 
     def status(self) -> pb.StatusReply:
         return self.say("Status", pb.StatusRequest())
+
+
+def arrived_request(caller: pb.Caller, key: str, slot: str, data: bytes) -> pb.ArrivedRequest:
+    """Say that a part is there."""
+    return pb.ArrivedRequest(caller=caller, key=key, shard=wire.pack_shard(slot, Chunks.of(data, CHUNK)))
 
 
 def refusal(error: grpc.RpcError) -> Refused:

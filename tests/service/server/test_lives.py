@@ -245,7 +245,7 @@ def test_a_rollback_to_what_only_the_disk_has_is_fetched_from_there(hall: Hall) 
 
 
 def test_the_bytes_of_a_version_that_is_let_go_of_are_read_to_their_end_by_who_had_begun(hall: Hall) -> None:
-    hall.serve(ServiceSettings(memory_bytes=64 << 20, disk_keep_versions=1, lease_s=0.001))
+    hall.serve(ServiceSettings(memory_bytes=64 << 20, disk_keep_versions=1, heartbeat_s=0.001, lease_s=0.002))
     trainer, sampler = hall.trainer(), hall.sampler()
     big = os.urandom(9 << 20)
     trainer.begin("k1", 1, {"weights": big})

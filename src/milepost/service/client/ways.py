@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 
+import grpc
+
 from milepost.encode.digest import Buffer
 from milepost.errors import UsageError
 from milepost.service.client.calls import Calls
@@ -23,8 +25,6 @@ from milepost.service.transports.store import StoreTransport
 from milepost.service.transports.stream import StreamTransport
 
 _NAMES = ("auto", "shm", "files", "store", "rdma", "bulk", "grpc")
-
-
 _MEASURED_BYTES = 1 << 20
 """Of fewer bytes it cannot be told how fast they come."""
 
@@ -39,6 +39,7 @@ class Ways:
         self._calls = calls
         self._transport = transport
         self._is_measured = not link_bytes_s
+        self._made: tuple[grpc.Channel | None, list[Transport]] = (None, [])
         self.link_bytes_s = link_bytes_s
         """How fast bytes come and go; 0: nobody knows yet."""
         self.cache = HostCache(host=calls.identity.host, clock=calls.clock)
@@ -99,6 +100,15 @@ class Ways:
         return [way for way in self._known() if self._transport in ("auto", way.name)]
 
     def _known(self) -> list[Transport]:
+        # To make them takes as long as a fetch; they are the same until the service is found elsewhere.
+        channel, known = self._made
+        now = self._calls.line.channel()
+        if channel is not now:
+            known = self._make(now)
+            self._made = (now, known)
+        return known
+
+    def _make(self, channel: grpc.Channel) -> list[Transport]:
         line, clock = self._calls.line, self._calls.clock
         target = line.target()
         return [
@@ -107,7 +117,7 @@ class Ways:
             StoreTransport(clock=clock),
             RdmaTransport(BulkTransport(target.token or "", host=target.host, clock=clock), clock),
             BulkTransport(target.token or "", host=target.host, tls=_context(target), clock=clock),
-            StreamTransport(line.channel(), metadata=line.metadata, caller=self._calls.caller),
+            StreamTransport(channel, metadata=line.metadata, caller=self._calls.caller),
         ]
 
 

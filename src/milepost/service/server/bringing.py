@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 from milepost.errors import NotFoundError
 from milepost.service.core.events import Caller, Refused
 from milepost.service.core.records import Commit, Shard, Weights
@@ -29,26 +33,46 @@ async def arrive(
     incoming = shell.places.of_key(caller, key)
     if incoming is None or incoming.sizes.get(shard.slot) != shard.size_bytes or shell.core.refusal(caller) is not None:
         return  # the core says what that is
-    if shard.slot in incoming.chunks:
-        return  # it was looked at before; the core says whether it is the same
-    if told is None:
-        wrong = await shell.work(lambda: _wrong(shell.storage, incoming, shard.slot, chunks))
-    else:
-        base = shell.core.catalogue.weights.get(told[0])
-        wrong = await shell.work(lambda: _made(shell.storage, incoming, shard.slot, chunks, base, told[1]))
-    if not shell.places.is_incoming(incoming):
-        return  # given up, or superseded, meanwhile
-    if wrong is None:
-        raise Refusal(Refused("being-looked-at", "this part is being looked at already", "ask again", {"slot": shard.slot}))
-    if wrong:
+    with shell.counted("looking"):
+        while shard.slot in incoming.looks:  # one looks at a time; what it finds may be what this call is about
+            await asyncio.wait([incoming.looks[shard.slot]])
+        if shard.slot in incoming.chunks:
+            return  # it was looked at before; the core says whether it is the same
+        wrong = await _looked(incoming, shard.slot, _look(shell, incoming, shard.slot, chunks, told))
+    if wrong and shell.places.is_incoming(incoming):  # else it was given up meanwhile, and the core says how
         facts = {"slot": shard.slot, "chunks": ", ".join(map(str, wrong[:_TOLD])), "damaged": len(wrong), "of": len(chunks)}
         hint = "bring these chunks again, then say once more that it has arrived"
         raise Refusal(Refused("damaged-shard", "the bytes that are here are not those that were meant", hint, facts))
-    incoming.chunks.setdefault(shard.slot, chunks)
+
+
+async def _looked(incoming: Incoming, slot: str, look: Coroutine[Any, Any, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return what a look finds. It goes on if this call is broken off: the thread does, and another would meet it there."""
+    task = asyncio.get_running_loop().create_task(look)
+    incoming.looks[slot] = task
+
+    def ended(task: asyncio.Task[tuple[int, ...]]) -> None:
+        del incoming.looks[slot]
+        if not task.cancelled():
+            task.exception()  # of a call that was broken off nobody hears it
+
+    task.add_done_callback(ended)
+    return await asyncio.shield(task)
+
+
+async def _look(shell: Shell, incoming: Incoming, slot: str, chunks: Chunks, told: tuple[Commit, int] | None) -> tuple[int, ...]:
+    if told is None:
+        wrong = await shell.work(lambda: _wrong(shell.storage, incoming, slot, chunks))
+    else:
+        base = shell.core.catalogue.weights.get(told[0])
+        wrong = await shell.work(lambda: _made(shell.storage, incoming, slot, chunks, base, told[1]))
+    if wrong == ():
+        incoming.chunks.setdefault(slot, chunks)
+    # None, where its commit was given up meanwhile: the core says so.
+    return wrong or ()
 
 
 def _wrong(storage: Storage, incoming: Incoming, slot: str, chunks: Chunks) -> tuple[int, ...] | None:
-    """Return which chunks are wrong, having closed the slot if none is; None if another call looks at it."""
+    """Return which chunks are wrong, having closed the slot if none is; None if it is closed already."""
     if not incoming.close(slot):
         return None
     tier, blob = storage.tier(incoming.tier), Blob(incoming.place, blob_of(slot))
@@ -83,7 +107,7 @@ def base_of(shell: Shell, caller: Caller, key: str) -> Commit | None:
 def _made(
     storage: Storage, incoming: Incoming, slot: str, chunks: Chunks, base: Weights | None, told_bytes: int
 ) -> tuple[int, ...] | None:
-    """Make a slot of what was told, and close it; return None if another call looks at it, or the commit has ended."""
+    """Make a slot of what was told, and close it; return None if it is closed already, or the commit has ended."""
     if not incoming.close(slot):
         return None
     is_right = False

@@ -5,6 +5,7 @@ Asked by the threads that move bytes, changed by the loop alone: each look-up is
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ class Incoming:
     begun: set[str] = field(default_factory=set)
     """The blobs that were made, for bytes that come over a connection."""
     making: Lock = field(default_factory=Lock)
+    looks: dict[str, asyncio.Task[tuple[int, ...]]] = field(default_factory=dict)
+    """Who looks at the bytes of a slot just now."""
     _closed: set[str] = field(default_factory=set)
     """Slots that are being looked at, or were found to be right: nothing is written there any more."""
     _writers: Counter[str] = field(default_factory=Counter)

@@ -6,7 +6,7 @@ import os
 import ssl
 
 from milepost.clock import Clock
-from milepost.errors import NotFoundError, ServiceError
+from milepost.errors import NotFoundError, ServiceError, UsageError
 from milepost.service import wire
 from milepost.service.core.events import Caller, Refused
 from milepost.service.endpoint import Endpoint
@@ -111,8 +111,18 @@ def _context(settings: ServiceSettings) -> ssl.SSLContext | None:
     if settings.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    if settings.tls_ca is not None:
-        context.load_verify_locations(settings.tls_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        if settings.tls_ca is not None:
+            context.load_verify_locations(settings.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # SSLError is one
+        raise UsageError(
+            "the service cannot speak TLS with these files",
+            kind="bad-setting",
+            hint="tls_cert and tls_key are a pair, and tls_ca a certificate, all in PEM: openssl x509 -noout -text -in FILE",
+            setting="tls_cert",
+            value=settings.tls_cert,
+            cause=error,
+        ) from error
     return context
