@@ -214,9 +214,12 @@ class TestStatus:
             with connect(root, component="trainer", role="trainer") as trainer:
                 trainer.commit(120, WEIGHTS)
             served.kill()
+        before = everything(root)  # also the log of a journal that nobody has closed
+        assert f"{root}/service/journal.sqlite3-wal" in before
         first = milepost("status", root).stdout.splitlines()[0]
         assert first.startswith("not running, killed after 20")
         said = document("status", root, code=1)
+        assert everything(root) == before
         with Server(root) as server:
             assert server.live is not None
             assert said["live"]["version"] == str(server.live.at) == "v1"
