@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from milepost.cli.main import main
 from milepost.clock import SystemClock
 from milepost.errors import ServiceError
 from milepost.service import Client, Tls, connect
+from milepost.service.adopting import open_service
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
@@ -115,6 +117,29 @@ class TestServe:
         assert events[0]["message_type"] == "serve_event"
         assert (events[0]["pid"], events[0]["live"]) == (served.process.pid, None)
         assert (tmp_path / "log").read_text().splitlines() == served.lines
+
+    def test_a_ctrl_c_while_it_begins_ends_it(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        struck = threading.Event()
+
+        def strike(*_: object) -> None:
+            struck.set()
+            raise KeyboardInterrupt
+
+        def opened(*given: Any, **more: Any) -> Any:
+            found = open_service(*given, **more)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert struck.wait(FAILS_AFTER_S)
+            return found
+
+        before = signal.signal(signal.SIGINT, strike)
+        try:
+            monkeypatch.setattr("milepost.service.server.serving.open_service", opened)
+            assert milepost("serve", root).exit_code == 130
+        finally:
+            signal.signal(signal.SIGINT, before)
+            monkeypatch.undo()
+        with Server(root):
+            pass  # and has given the root up
 
     def test_a_second_one_is_refused_with_the_pid_of_the_first(self, root: Path) -> None:
         with serving(root) as served:
