@@ -1,6 +1,6 @@
 """Be a process of the story: a service, a trainer that commits, or a sampler that fetches and looks at every byte.
 
-What each of them was told it writes down, a line at a time, after it was told. A kill may cost the last line, and never a true one.
+What each of them was told it writes down, a line at a time, once it was told. A kill may cost the last line, and never bends one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tell one story: a service is struck again and again while it is committed to and fetched from; what was promised has to hold."""
+"""Tell one story: a service is struck again and again while others commit and fetch; what was promised has to hold."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ class Story:
         """Serve once more, without a strike; let all stop by themselves, and compare the newest with what was told last."""
         if not self.trainer.lives:
             self._start_trainer(None)
-        before = len(notes(self.place, "acks"))
+        before = self._done()
         self._start_server(None)
-        self._until(lambda: len(notes(self.place, "acks")) > before + 5)
+        self._until(lambda: self._done()[0] > before[0] + 5 and self._done()[1] > before[1] + 4)
         (self.place / "stop-training").touch()
         self._ended(self.trainer, "the trainer")
         (self.place / "stop-sampling").touch()
@@ -208,17 +208,21 @@ class Story:
 
     def _until(self, is_so: Callable[[], bool]) -> bool:
         """Look again and again whether something is so, until so much was done that it will not be; return whether it is."""
-        before = len(notes(self.place, "acks")), len(notes(self.place, "fetched"))
+        before = self._done()
         for _ in range(round(LONGEST_S / TICK_S)):
             if is_so():
                 return True
             select([], [], [], TICK_S)
             others = [each for each in (self.server, self.trainer, self.sampler) if each.heard(0) not in (None, signal.SIGKILL)]
             self.told.lost += [f"a process ended by itself: {each.output.read_text()[-2000:]}" for each in others]
-            done = len(notes(self.place, "acks")) - before[0], len(notes(self.place, "fetched")) - before[1]
-            if (done[0] > ENOUGH and done[1] > 3) or self.told.lost:
+            done = self._done()
+            if (done[0] > before[0] + ENOUGH and done[1] > before[1] + 5) or self.told.lost:
                 return False
         raise Hang("nothing gets on:\n" + "\n".join(map(self._stacks, ("server", "trainer", "sampler"))))
+
+    def _done(self) -> tuple[int, int]:
+        """Return how many commits were acknowledged, and how many versions fetched."""
+        return len(notes(self.place, "acks")), len(notes(self.place, "fetched"))
 
     def _stacks(self, role: str) -> str:
         """Return where the threads of a process are."""
