@@ -326,6 +326,12 @@ def test_an_answer_that_lies_is_a_transport_that_failed(said: bytes) -> None:
         assert caught.value.kind == "transport-failed"
 
 
+def test_who_does_not_greet_back_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert BulkTransport(connect_s=0.1, stall_s=3600.0).reach(Source("bulk", address)) is None
+
+
 @pytest.mark.parametrize(
     "address", ["", "here", ":", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:0", "127.0.0.1:99999", "127.0.0.1:²"]
 )

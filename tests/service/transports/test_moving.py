@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from milepost.clock import FakeClock
 from milepost.encode.digest import Buffer
 from milepost.errors import CorruptError, MilepostError, NotFoundError, ServiceError, UsageError
 from milepost.service.index import Chunks
-from milepost.service.transports import landing, moving
+from milepost.service.transports import folder, landing, moving
 from milepost.service.transports.base import Blob, Link, Source, Transport
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.bulk_server import BulkServer
@@ -103,11 +104,11 @@ def whole(**slots: bytes) -> tuple[dict[Blob, bytes], dict[Blob, Chunks]]:
 
 def test_what_lies_on_this_host_is_mapped_and_neither_moved_nor_looked_at(tmp_path: Path) -> None:
     data, parts = whole(weights=b"a" * 1000, optimizer=b"b" * 1000)
-    folder = Folder(str(tmp_path))
+    there = Folder(str(tmp_path))
     for name, its in data.items():
-        folder.write(name, 0, its)
-    os.truncate(folder.path(blob("weights")), 0)
-    os.truncate(folder.path(blob("weights")), 1000)  # zeros: nobody reads them
+        there.write(name, 0, its)
+    os.truncate(there.path(blob("weights")), 0)
+    os.truncate(there.path(blob("weights")), 1000)  # zeros: nobody reads them
     far = Memory("far", data)
     moved = Mover([far, ShmTransport()]).fetch([source("far"), Source("shm", str(tmp_path), host_id())], parts, limit_bytes=LIMIT)
     assert moved.views == {blob("weights"): bytes(1000), blob("optimizer"): b"b" * 1000}
@@ -127,9 +128,9 @@ def test_memory_of_another_host_is_not_taken_for_that_of_this_one(tmp_path: Path
 
 def test_a_mapped_part_that_is_shorter_than_it_should_be_comes_another_way(tmp_path: Path) -> None:
     data, parts = whole(weights=b"a" * 1000, optimizer=b"b" * 500)
-    folder = Folder(str(tmp_path))
-    folder.write(blob("weights"), 0, b"a" * 999)
-    folder.write(blob("optimizer"), 0, b"b" * 500)
+    there = Folder(str(tmp_path))
+    there.write(blob("weights"), 0, b"a" * 999)
+    there.write(blob("optimizer"), 0, b"b" * 500)
     sources = [Source("shm", str(tmp_path), host_id()), source("far")]
     moved = Mover([ShmTransport(), Memory("far", data)]).fetch(sources, parts, limit_bytes=LIMIT)
     assert moved.views == data
@@ -407,6 +408,16 @@ def test_parts_are_brought_over_a_socket_and_into_memory(shelf: Folder) -> None:
     assert room is not None
     room[:] = b"n" * 1000
     assert shelf.map(blob("new")) == b"n" * 1000
+
+
+def test_memory_without_room_is_none_and_leaves_nothing(shelf: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, size_bytes: int) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder, "preallocate", full)
+    here = [Source("shm", shelf.directory, host_id())]
+    assert Mover([ShmTransport()]).room(here, blob("weights"), 1000) is None
+    assert list(Path(shelf.directory).rglob("*.safetensors")) == []
 
 
 def test_what_is_refused_is_told_at_once_and_not_tried_elsewhere() -> None:

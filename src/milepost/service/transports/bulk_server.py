@@ -18,7 +18,7 @@ from milepost.service.transports import bulk_frames as frames
 from milepost.service.transports.base import Blob
 from milepost.service.transports.bulk_wire import Ended, Wire
 from milepost.service.transports.failures import no_such_blob
-from milepost.service.transports.folder import read_file
+from milepost.service.transports.folder import map_file, read_file
 from milepost.threads import Member
 
 _BUFFER_BYTES = 1 << 20
@@ -240,6 +240,7 @@ class _Talk:
         self._counts, self._counting = counts, counting
         self._blob: Blob | None = None
         self._descriptor: int | None = None
+        self._view = memoryview(b"")
         self._buffer = bytearray()
 
     def greet(self, token: bytes) -> bool:
@@ -268,22 +269,36 @@ class _Talk:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = self._blob = None
+        self._view = memoryview(b"")
 
     def _get(self, blob: Blob, start: int, size_bytes: int) -> None:
         try:
             there = self._opened(blob)
             if start + size_bytes > there:
                 raise no_such_blob(blob, ends_at=there)
+            view = self._mapped(blob, start + size_bytes)
         except MilepostError as error:
             self._refuse(error)
             return
         self._wire.send(frames.ANSWER.pack(frames.DONE, size_bytes))
-        if self._descriptor is not None and self._wire.is_plain:
-            self._wire.send_file(self._descriptor, start, size_bytes)
-        else:
+        if view is None:
             self._send_copies(blob, start, size_bytes)
+        else:
+            self._wire.send(view[start : start + size_bytes])
         with self._counting:
             self._counts.bytes_out += size_bytes
+
+    def _mapped(self, blob: Blob, stop: int) -> memoryview | None:
+        """Return the open blob where it lies, for the kernel to send from; None where somebody else would have to look at it.
+
+        The kernel alone looks: a file that became shorter, or a disk that fails, is an error of its call then, and does not end
+        this process. ``sendfile`` would spare a copy, but hands the receiver single pages, which cost it more than that.
+        """
+        if self._descriptor is None or not self._wire.is_plain:
+            return None
+        if len(self._view) < stop:
+            self._view = map_file(self._descriptor, blob)
+        return self._view
 
     def _send_copies(self, blob: Blob, start: int, size_bytes: int) -> None:
         stop, room = start + size_bytes, self._room()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
 from milepost.clock import Clock, SystemClock
@@ -91,15 +91,15 @@ class Mover:
     def room(self, sinks: Sequence[Source], blob: Blob, size_bytes: int) -> memoryview | None:
         """Return memory where the service wants a part to be, to be filled with it; None: fill your own, then `bring` it.
 
-        Raises `ServiceError` (kind ``transport-failed``) where there is no room in it.
+        Where there is no room in it that is None, too: the service finds out then, and says so in words of its own.
         """
         for sink, transport in self._reachable(sinks, local=True):
             link = transport.reach(sink)
             if link is not None:
-                with link:
+                with link, suppress(NotFoundError, ServiceError):
                     memory = link.map_new(blob, size_bytes)
-                if memory is not None:
-                    return memory
+                    if memory is not None:
+                        return memory
         return None
 
     def bring(self, sinks: Sequence[Source], parts: Mapping[Blob, Buffer], *, timeout_s: float | None = None) -> dict[str, int]:
