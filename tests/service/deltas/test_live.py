@@ -389,3 +389,46 @@ def test_weights_of_float32_that_are_published_in_bfloat16_are_told_in_little(tm
             assert fetched.array("w", "float32").tobytes() == rounded.tobytes()
             assert step == 0 or down * 30 < FULL
             weights = (weights - 1e-6 * np.sign(rng.standard_normal(WORDS)).astype(np.float32)).astype(np.float32)
+
+
+def test_torchs_dtypes_tied_tensors_and_the_bits_of_odd_floats_arrive(tmp_path: Path, memory_base: str) -> None:
+    torch = pytest.importorskip("torch")
+    table = torch.arange(40_000, dtype=torch.float32).reshape(200, 200)
+    table[0, :4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")])
+    first = {
+        "tied": table,
+        "again": table,
+        "half": table.to(torch.bfloat16),
+        "eighth": table.to(torch.float8_e4m3fn),
+        "complex": table.to(torch.complex64),
+        "flags": table > 1,
+        "count": torch.tensor(3),
+        "none": torch.zeros(0, 7),
+        "mark": torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8),
+    }
+    second = {name: tensor.clone() for name, tensor in first.items() if name != "again"}
+    second["tied"][0, 0] = -0.0
+    second["tied"].view(torch.int32)[0, 3] ^= 1  # another payload of the same NaN
+    second["half"].view(torch.int16)[5] ^= -0x8000
+    second["eighth"].view(torch.uint8)[7] ^= 0x80
+    second["complex"][3, 3] = complex(float("nan"), -0.0)
+    second["flags"][4] = True
+    second["again"] = second["tied"]
+    with (
+        serving(tmp_path / "run", memory_base) as server,
+        joined(tmp_path / "run", "trainer") as trainer,
+        joined(tmp_path / "run", "sampler") as sampler,
+    ):
+        trainer.commit(1, first)
+        held = sampler.fetch()
+        assert held is not None
+        _, up = travelled(server, lambda: trainer.commit(2, second), trainer)
+        fetched, down = travelled(server, sampler.fetch, sampler)
+        for weights, tensors in ((held, first), (fetched, second)):
+            found = weights.tensors()
+            assert found.keys() == tensors.keys()
+            for name, tensor in tensors.items():
+                assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+                assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8)), name
+            assert found["tied"].data_ptr() == found["again"].data_ptr()
+        assert max(up, down) * 20 < table.nbytes * 4

@@ -275,6 +275,8 @@ def test_a_flood_of_calls_is_told_to_come_again_and_the_others_go_on(hall: Hall)
     assert all(ended.acquire(timeout=120) for _ in range(32))
     refusals = {each.exception().code() for each in waiting if each.done()}
     assert refusals == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert sampler.status().counts["refused.too-many"] == 32
+    sampler.say("Heartbeat", pb.HeartbeatRequest(caller=sampler.caller))
     for each in waiting:
         each.cancel()
     until(lambda: _term(sampler) == 1)
