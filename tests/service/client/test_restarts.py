@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from milepost.errors import ConflictError, NotFoundError, ServiceError, StoreErr
 from milepost.service.client import client as client_module
 from milepost.service.client.client import Client, connect
 from milepost.service.client.line import Broken, Line
+from milepost.service.client.target import Tls
 from tests.service.client.running import Running, running
 
 Strike = Callable[[str, str], list[str]]
@@ -332,3 +335,25 @@ def test_a_watch_that_hears_nothing_for_long_asks_anew(
         while waiting.is_alive() and not heard:
             waiting.join(0.01)
         assert two.at in {each.at for each in heard} or next(each for each in news if each.at == two.at)
+
+
+def test_over_tls_a_client_trusts_whom_it_was_told_to(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", *curve, *names, "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    with running(tmp_path / "run", json.dumps({"tls_cert": cert, "tls_key": key, "tls_ca": cert})) as service:
+        known = Tls(cert, cert, key)
+        with service.client("trainer", "trainer", tls=known) as trainer:
+            done = trainer.commit(1, {"w": np.arange(5)})
+            for way in ("auto", "bulk", "grpc"):
+                with service.client("sampler", tls=known, transport=way) as sampler:
+                    weights = sampler.fetch()
+                    assert weights is not None
+                    assert (weights.at, weights["w"].tolist()) == (done.at, [*range(5)])
+        for stranger in (None, cert):
+            with pytest.raises(ServiceError, match="cannot be reached"):
+                service.client("stranger", tls=stranger, timeout=0.3)
