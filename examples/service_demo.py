@@ -11,6 +11,7 @@ committed, if something was trained on that a lost branch has made, if the polic
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import queue
@@ -81,8 +82,8 @@ class Tale:
     began_s: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self.trainer = Diary(self.home / "diary" / "trainer.jsonl")
-        self.samplers = {name: Diary(self.home / "diary" / f"{name}.jsonl") for name in SAMPLERS}
+        self.trainer = Diary(self.home / "run" / "diary" / "trainer.jsonl")
+        self.samplers = {name: Diary(self.home / "run" / "diary" / f"{name}.jsonl") for name in SAMPLERS}
 
     def look(self) -> None:
         """Read what was noted since, and see whether the last kills are recovered from."""
@@ -118,11 +119,11 @@ class Tale:
 # --- killing -------------------------------------------------------------------------------------------------------
 
 
-def prepare(home: Path, steps: int, rate: float) -> list[str]:
+def prepare(home: Path, steps: int) -> list[str]:
     """Copy the example to where it runs, and return the command that runs it."""
     shutil.copytree(EXAMPLE, home, ignore=shutil.ignore_patterns("__pycache__"))
     roles = (home / "pipeline.toml").read_text()
-    words = f'"trainer.py", "--steps", "{steps}", "--rate", "{rate}", "--max-gap", "{MAX_GAP}"'
+    words = f'"trainer.py", "--steps", "{steps}", "--max-gap", "{MAX_GAP}"'
     (home / "pipeline.toml").write_text(roles.replace('"trainer.py"', words))
     up = [str(Path(sys.executable).parent / "milepost"), "up", "--backoff", "0s..1s", "--log", str(home / "up.jsonl")]
     return [*up, str(home / "pipeline.toml")]
@@ -181,10 +182,12 @@ def kill(tale: Tale, aims: deque[Aim], up_pid: int, total: int) -> None:
 def draw_aims(kills: int, rng: random.Random) -> deque[Aim]:
     """Draw who is killed when: each target about as often as the others, in any order, some before all have recovered."""
     targets = [TARGETS[number % len(TARGETS)] for number in range(kills)]
-    hasty = [number % 4 == 3 for number in range(kills)]
     rng.shuffle(targets)
-    rng.shuffle(hasty)
-    return deque(Aim(target, rng.uniform(0.3, 1.6), each) for target, each in zip(targets, hasty, strict=True))
+    # The last one hits who is needed for the end, and all are in touch before it: a sampler might not be back in time.
+    last = max((number for number, each in enumerate(targets) if not {*each} & {*SAMPLERS}), default=-1)
+    targets.append(targets.pop(last))
+    hasty = rng.sample(range(kills - 1), (kills - 1) // 4)
+    return deque(Aim(target, rng.uniform(0.3, 1.6), number in hasty) for number, target in enumerate(targets))
 
 
 class Watcher:
@@ -214,6 +217,14 @@ class Watcher:
                     if weights is not None:
                         with weights:
                             self.tale.seen.append(Seen.of(weights))
+
+
+def forget(root: Path) -> None:
+    """Give back the memory of the service: its newest versions outlive it there, for the next one, and here there is none."""
+    for owner in Path("/dev/shm").glob("milepost-*/owner.json"):  # noqa: S108
+        with suppress(OSError, ValueError):
+            if json.loads(owner.read_bytes())["root"] == os.path.realpath(root / "service"):
+                shutil.rmtree(owner.parent)
 
 
 # --- showing -------------------------------------------------------------------------------------------------------
@@ -277,9 +288,8 @@ def main() -> int:
         "--out", type=Path, default=Path("demo-run") / "service", help="for the run, logs and the picture; emptied"
     )
     parser.add_argument("--seed", type=int, help="of the kills (by default another one each time)")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--kills", type=int, default=len(TARGETS))
-    parser.add_argument("--rate", type=float, default=3e-4, help="of learning")
     parser.add_argument("--at-least", type=float, default=300, help="the mean return that has to be reached")
     args, begun_s = parser.parse_args(), time.monotonic()
     seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
@@ -294,13 +304,15 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     logging.getLogger("milepost").setLevel(logging.ERROR)  # the watcher's client: that the service is away is no news here
     tale = Tale(args.out.absolute() / "run")
-    command = prepare(tale.home, args.steps, args.rate)
+    command = prepare(tale.home, args.steps)
     try:
         with Watcher(tale):
             run(tale, command, args.steps, draw_aims(args.kills, random.Random(seed)), stop)
     except ScriptFailed as failure:
         print("failed:", failure, file=sys.stderr)
         return 1
+    finally:
+        forget(tale.home / "run")
     with closing(Journal(str(tale.home / "run" / "service" / "journal.sqlite3"), SystemClock())) as journal:
         entries = journal.entries()
     notes = {name: diary.notes for name, diary in tale.samplers.items()}

@@ -73,7 +73,7 @@ def draw_ages(axis: Any, witnesses: Witnesses, zero_s: float) -> None:
         axis.plot(*zip(*places or [(0, 0)], strict=True), ".", color=shade, markersize=3, label=name)
     axis.set(ylabel="steps old,\nwhen trained on", ylim=(-0.5, None))
     axis.yaxis.get_major_locator().set_params(integer=True)
-    axis.legend(loc="upper left", frameon=False, ncols=2)
+    axis.legend(loc="upper right", frameon=False, ncols=2, bbox_to_anchor=(1, 1.25), markerscale=3)
 
 
 def draw_kills(axis: Any, kills: Sequence[Kill], zero_s: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 DISCOUNT, TRACE, CLIP, ENTROPY, MOST_WEIGHT = 0.99, 0.95, 0.2, 0.01, 2.0
-EPOCHS, ROWS = 4, 256
+EPOCHS, ROWS = 10, 256
 """How often each step is trained on; how many of them at once."""
 
 

@@ -64,9 +64,9 @@ _ARRAYS = ("observations", "actions", "logp", "rewards", "following", "terminate
 def judge(made_by: Stamp, step: int, resumed: Stamp, max_gap: int) -> Verdict:
     """Say whether a trainer that is at ``step``, and began with the version ``resumed``, trains on what another has made.
 
-    A version from before it began and of a later step than that was trained on, and lost when the trainer fell: what it has
-    made was sampled by a policy that nobody will ever have again.
+    A version from before it began, and of a later step than that, was lost when the trainer fell: what it has made was sampled by
+    a policy that this training has never had. So it is with one of a step that is still to come.
     """
-    if made_by.number < resumed.number and made_by.step > resumed.step:
+    if made_by.step > step or (made_by.number < resumed.number and made_by.step > resumed.step):
         return "orphaned"
     return "stale" if step - made_by.step > max_gap else "use"

@@ -57,7 +57,7 @@ def sample(args: argparse.Namespace, index: int, attempt: int) -> None:
     again = {"autoreset_mode": AutoresetMode.SAME_STEP}
     envs = gymnasium.make_vec(args.env, args.envs, vectorization_mode="sync", vector_kwargs=again)
     actor = network(envs.single_observation_space.shape[0], envs.single_action_space.n, 0.01)
-    sampler, outbox, diary = Sampler(name, envs, actor, seed), Outbox("rollouts", name), Diary(f"diary/{name}.jsonl")
+    sampler, outbox, diary = Sampler(name, envs, actor, seed), Outbox("run/rollouts", name), Diary(f"run/diary/{name}.jsonl")
     with milepost.service.connect("run", component=name, role="sampler") as service:
         stamp = None
         while True:
@@ -77,9 +77,7 @@ def sample(args: argparse.Namespace, index: int, attempt: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="sample with the newest weights")
-    parser.add_argument(
-        "--env", default="CartPole-v1", help="any Gymnasium environment with discrete actions and flat observations"
-    )
+    parser.add_argument("--env", default="CartPole-v1", help="of Gymnasium: discrete actions, flat observations")
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--length", type=int, default=64, help="of a rollout, in steps of each environment")
     parser.add_argument("--seed", type=int, default=1)

@@ -28,7 +28,7 @@ class Incoming:
     """Take rollouts as they come, but for those that are too old to learn from. Each is counted by what becomes of it."""
 
     def __init__(self, counters: dict[str, int], resumed: Stamp, max_gap: int) -> None:
-        self.inbox, self.counters, self.resumed, self.max_gap = Inbox("rollouts"), counters, resumed, max_gap
+        self.inbox, self.counters, self.resumed, self.max_gap = Inbox("run/rollouts"), counters, resumed, max_gap
 
     def gather(self, count: int, meanwhile: Callable[[], object]) -> list[Rollout]:
         """Wait for so many."""
@@ -51,10 +51,11 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         torch.manual_seed(args.seed)
-        env = gymnasium.make(args.env)
-        self.args, self.learner = args, Learner(env.observation_space.shape[0], env.action_space.n, args.rate)
+        with gymnasium.make(args.env) as env:
+            self.learner = Learner(env.observation_space.shape[0], env.action_space.n, args.rate)
+        self.args = args
         self.counters = {"step": 0, "use": 0, "stale": 0, "orphaned": 0}
-        self.diary, self.returns = Diary("diary/trainer.jsonl"), deque(maxlen=100)
+        self.diary, self.returns = Diary("run/diary/trainer.jsonl"), deque(maxlen=100)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -101,18 +102,19 @@ class Trainer:
         generation = engine.wait().number
         service.link(done, generation)
         self.diary.note(durable=done.at.number, step=self.counters["step"], generation=generation)
-        mean = sum(self.returns) / max(1, len(self.returns))
-        print(f"step {self.counters['step']}: version {done.at.number}, mean return {mean:.0f}, {self.counters}", flush=True)
+        mean, counts = sum(self.returns) / max(1, len(self.returns)), self.counters
+        rollouts = f"rollouts used {counts['use']}, too old {counts['stale']}, of lost versions {counts['orphaned']}"
+        print(f"step {counts['step']}: {done.at} in generation {generation}, mean return {mean:.0f}; {rollouts}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="train with PPO on what samplers send")
     parser.add_argument("--env", default="CartPole-v1", help="as the samplers'")
-    parser.add_argument("--steps", type=int, default=500, help="in all, over all restarts")
+    parser.add_argument("--steps", type=int, default=300, help="in all, over all restarts")
     parser.add_argument("--rollouts", type=int, default=2, help="trained on in a step")
     parser.add_argument("--max-gap", type=int, default=4, help="older rollouts, in steps of the trainer, are dropped")
     parser.add_argument("--save-every", type=int, default=20, help="so many steps may be lost")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of learning; falls to 0")
+    parser.add_argument("--rate", type=float, default=5e-4, help="of learning; falls to 0")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)  # bits depend on the number of threads

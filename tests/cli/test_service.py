@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from safetensors.numpy import load_file
 from milepost.cli.main import main
 from milepost.clock import SystemClock
 from milepost.errors import ServiceError
-from milepost.service import Client, connect
+from milepost.service import Client, Tls, connect
+from milepost.service.adopting import open_service
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
+from tests.service.server.test_tls import keys
 
+__all__ = ["keys"]  # a fixture, found by its name
 WEIGHTS = {"0.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "0.bias": np.ones(3, np.float32)}
 MOMENTS = {"step": np.array(7)}
 
@@ -113,6 +117,29 @@ class TestServe:
         assert events[0]["message_type"] == "serve_event"
         assert (events[0]["pid"], events[0]["live"]) == (served.process.pid, None)
         assert (tmp_path / "log").read_text().splitlines() == served.lines
+
+    def test_a_ctrl_c_while_it_begins_ends_it(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        struck = threading.Event()
+
+        def strike(*_: object) -> None:
+            struck.set()
+            raise KeyboardInterrupt
+
+        def opened(*given: Any, **more: Any) -> Any:
+            found = open_service(*given, **more)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert struck.wait(FAILS_AFTER_S)
+            return found
+
+        before = signal.signal(signal.SIGINT, strike)
+        try:
+            monkeypatch.setattr("milepost.service.server.serving.open_service", opened)
+            assert milepost("serve", root).exit_code == 130
+        finally:
+            signal.signal(signal.SIGINT, before)
+            monkeypatch.undo()
+        with Server(root):
+            pass  # and has given the root up
 
     def test_a_second_one_is_refused_with_the_pid_of_the_first(self, root: Path) -> None:
         with serving(root) as served:
@@ -240,7 +267,14 @@ class TestStatus:
         write_endpoint(LocalStore(root / "service", SystemClock()), alive)
         result = milepost("status", root)
         assert result.exit_code == 1
-        assert result.stdout.startswith(f"no answer from pid {pid} at 127.0.0.1:1; live v1 step 118")
+        first, *_, last = result.stdout.splitlines()
+        assert first.startswith(f"no answer from pid {pid} at 127.0.0.1:1 (")
+        assert first.endswith("Connection refused); live v1 step 118, durable v1")
+        assert last == f"kill {pid} is safe at any moment; then milepost serve {root} goes on from there"
+        write_endpoint(LocalStore(root / "service", SystemClock()), dataclasses.replace(alive, boot_id="another"))
+        first, *_, last = milepost("status", root).stdout.splitlines()
+        assert first.startswith("no answer from 127.0.0.1:1, where a process of another machine has listened (")
+        assert last.startswith("if that machine is gone: milepost serve ")
 
     def test_a_damaged_journal_is_named_and_not_touched(self, root: Path) -> None:
         filled(root, 118)
@@ -445,6 +479,20 @@ def test_a_hold_outlives_the_service(root: Path) -> None:
     with serving(root) as served:
         assert isinstance(served, Serving)
         assert document("unhold", root)["unheld"] == ["trainer"]
+
+
+def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Path, tmp_path: Path) -> None:
+    options = ("--tls-cert", str(keys / "server.pem"), "--tls-key", str(keys / "server.key"), "--tls-ca", str(keys / "ca.pem"))
+    trust = ("--tls-ca", keys / "ca.pem", "--tls-cert", keys / "client.pem", "--tls-key", keys / "client.key")
+    with serving(root, *options):
+        tls = Tls(str(keys / "ca.pem"), str(keys / "client.pem"), str(keys / "client.key"))
+        with connect(root, component="trainer", role="trainer", tls=tls) as trainer:
+            trainer.commit(118, WEIGHTS)
+        assert document("status", root, *trust)["live"]["version"] == "v1"
+        assert milepost("fetch", root, "--to", tmp_path / "out", *trust).exit_code == 0
+        stranger = milepost("status", root, "--tls-ca", keys / "stranger.pem")
+        assert stranger.exit_code == 1
+        assert stranger.stdout.startswith("no answer from pid ")
 
 
 def test_where_versions_and_journal_lie_need_not_be_said_again(root: Path, tmp_path: Path) -> None:

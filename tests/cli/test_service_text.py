@@ -50,8 +50,8 @@ STANDING = Standing(
 )
 
 
-def said(standing: Standing, rest: str = "not running", rates: Rates | None = None) -> str:
-    return "\n".join(lines_of(standing, "runs/ppo", NOW_NS, rest, rates))
+def said(standing: Standing, rest: str = "not running", rates: Rates | None = None, advice: str = "") -> str:
+    return "\n".join(lines_of(standing, "runs/ppo", NOW_NS, rest, rates, advice))
 
 
 def test_a_running_service_shows_its_pointers_its_versions_and_who_is_there() -> None:
@@ -77,9 +77,9 @@ trainer    trainer                            0s ago  4120  node1"""
 
 def test_where_nobody_answers_the_first_line_says_so_and_what_is_there() -> None:
     at_rest = dataclasses.replace(STANDING, serving=None, memory_limit_bytes=None)
-    first, *_, last = said(at_rest, rest="not running since 2023-11-14T22:00:00Z").splitlines()
+    first, *_, last = said(at_rest, "not running since 2023-11-14T22:00:00Z", advice="milepost serve runs/ppo").splitlines()
     assert first == "not running since 2023-11-14T22:00:00Z; live v42 step 120, durable v40"
-    assert last == "milepost serve runs/ppo goes on from there"
+    assert last == "milepost serve runs/ppo"
 
 
 def test_a_service_without_a_version_says_so() -> None:

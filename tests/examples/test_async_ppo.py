@@ -46,6 +46,7 @@ def rollout(rollouts: ModuleType, number: int = 7, step: int = 3, length: int = 
         (49, 20, "use"),  # before the fall, and of a step that the checkpoint has
         (49, 21, "orphaned"),  # trained on, and lost
         (49, 24, "orphaned"),
+        (60, 25, "orphaned"),  # of a step that is still to come: of another run
         (30, 19, "stale"),
     ],
 )

@@ -185,6 +185,13 @@ def test_ten_kills_hit_each_part_alone_and_with_others(demo: ModuleType) -> None
     assert sum(aim.is_hasty for aim in aims) == 2
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_kill_hits_who_is_needed_for_the_end(demo: ModuleType, seed: int) -> None:
+    last = demo.draw_aims(10, random.Random(seed))[-1]
+    assert not {*last.targets} & {*demo.SAMPLERS}
+    assert not last.is_hasty
+
+
 def test_a_line_that_is_not_whole_yet_is_read_later(records: ModuleType, tmp_path: Path) -> None:
     diary = records.Diary(tmp_path / "diary.jsonl")
     diary.read()

@@ -142,7 +142,7 @@ def _show(looked: Looked, reach: Reach, clock: Clock, rates: Rates | None = None
 def _lines(looked: Looked, reach: Reach, clock: Clock, rates: Rates | None) -> list[str]:
     from milepost.cli.service_text import lines_of
 
-    return lines_of(looked.standing, reach.where, clock.wall_ns(), looked.rest, rates)
+    return lines_of(looked.standing, reach.where, clock.wall_ns(), looked.rest, rates, looked.advice)
 
 
 @contextmanager

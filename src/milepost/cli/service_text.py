@@ -35,22 +35,27 @@ class Rates:
         return cls(since.get("commits", 0) / seconds, since.get("fetches", 0) / seconds, moved / seconds)
 
 
-def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None) -> list[str]:
-    """Return all that is said of a service. ``where`` is how the user named it; ``rest`` says that nobody answers."""
+def lines_of(
+    standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None, advice: str = ""
+) -> list[str]:
+    """Return all that is said of a service.
+
+    ``where`` is how the user named it; ``rest`` says that nobody answers, ``advice`` what to do then.
+    """
     return [
         *_head(standing, now_ns, rest, rates),
         *_section(
             _VERSIONS, [_version(each, standing, now_ns) for each in standing.versions], ("STEP", "AGE", "SIZE", "READERS")
         ),
         *_section(_COMPONENTS, [_component(each, standing) for each in standing.components if is_here(each)], ("HEARD", "PID")),
-        *_remarks(standing, plain(where)),
+        *_remarks(standing, plain(where), plain(advice)),
     ]
 
 
 def _head(standing: Standing, now_ns: int, rest: str, rates: Rates | None) -> Iterator[str]:
     serving = standing.serving
     if serving is None:
-        yield f"{rest}; {_pointers(standing)}"
+        yield f"{plain(rest)}; {_pointers(standing)}"
     else:
         up = f"pid {serving.pid}, term {standing.term}, up {duration(serving.uptime_s)}"
         yield f"run {plain(standing.run_id)} at {plain(serving.address)} ({up})"
@@ -143,13 +148,13 @@ def behind(each: ComponentStanding, standing: Standing) -> str:
     return f"{counted(lag.versions, 'version')}, {counted(lag.steps, 'step')}" if lag.versions > 0 else "nothing"
 
 
-def _remarks(standing: Standing, where: str) -> Iterator[str]:
+def _remarks(standing: Standing, where: str, advice: str) -> Iterator[str]:
     """Yield what somebody has to know who was woken for this."""
     remarks = [*_gone(standing), *map(_coming, standing.stagings), *_held(standing, where)]
     if standing.last_failure:
         remarks.append(f"the disk has refused: {plain(standing.last_failure)}")
-    if standing.serving is None:
-        remarks.append(f"milepost serve {where} goes on from there")
+    if advice:
+        remarks.append(advice)
     yield from ("", *remarks) if remarks else ()
 
 

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -268,9 +269,14 @@ def test_a_flood_of_calls_is_told_to_come_again_and_the_others_go_on(hall: Hall)
     sampler = hall.sampler()
     asked = pb.FetchRequest(caller=sampler.caller, wait_ms=60_000)
     waiting = [sampler.stub.Fetch.future(asked, metadata=sampler.metadata, timeout=120) for _ in range(40)]
-    until(lambda: sum(not each.running() for each in waiting) >= 32)
-    refusals = {each.exception().code() for each in waiting if not each.running()}
+    ended = threading.Semaphore(0)
+    for each in waiting:
+        each.add_done_callback(lambda _: ended.release())
+    assert all(ended.acquire(timeout=120) for _ in range(32))
+    refusals = {each.exception().code() for each in waiting if each.done()}
     assert refusals == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert sampler.status().counts["refused.too-many"] == 32
+    sampler.say("Heartbeat", pb.HeartbeatRequest(caller=sampler.caller))
     for each in waiting:
         each.cancel()
     until(lambda: _term(sampler) == 1)

@@ -150,7 +150,7 @@ async def _live(shell: Shell, ending: Ending) -> None:
         ticks += 1
         if ticks % SWEEP_TICKS == 0:
             await shell.sweep()
-        if ticks % SNAPSHOT_TICKS == 0:
+        if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too
             await shell.snapshot()
 
 

@@ -161,7 +161,7 @@ class Shell:
                 self.places.keep(self.core.catalogue.weights[at], incoming.chunks)
             case Spill(at) if not self._is_ending:
                 self._start(self._spill(at))
-            case Erase():
+            case Erase() if not self._is_ending:
                 self._start(self._erase(action))
 
     def _reply(self, request: Request, answer: Answer) -> None:
