@@ -15,12 +15,13 @@ import pytest
 
 from milepost.service import connect
 from milepost.service.client.client import Client
-from milepost.service.client.committing import Done
+from milepost.service.client.committing import Committing, Done
 from milepost.service.client.weights import Weights
 from milepost.service.deltas import offering, taking
 from milepost.service.index import blob_of
 from milepost.service.server.serving import Server
 from milepost.service.settings import ServiceSettings
+from tests.service.server.process import Process
 
 GIGABIT = 125e6
 WORDS = 1 << 19
@@ -455,3 +456,38 @@ def test_torchs_dtypes_tied_tensors_and_the_bits_of_odd_floats_arrive(tmp_path: 
                 assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8)), name
             assert found["tied"].data_ptr() == found["again"].data_ptr()
         assert max(up, down) * 20 < table.nbytes * 4
+
+
+def test_a_service_that_is_killed_with_half_a_version_told_has_it_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = updates(3)
+    root, shm = tmp_path / "run", tmp_path / "memory"
+    arrived = Committing._arrived
+    struck: list[list[str]] = []
+
+    def told() -> list[str]:
+        return sorted(path.name for path in shm.rglob("*.from-*"))
+
+    with ExitStack() as stack:
+        service = stack.enter_context(Process(root, shm, memory_bytes=16 * FULL))
+        trainer = stack.enter_context(joined(root, "trainer"))
+        sampler = stack.enter_context(joined(root, "sampler"))
+
+        def arrives_late(self: Committing, commit: Any, slot: str, chunks: Any, *how: Any) -> None:
+            if how and not struck:
+                struck.append(told())
+                service.kill()
+                stack.enter_context(Process(root, shm, memory_bytes=16 * FULL))
+                struck.append(told())
+            arrived(self, commit, slot, chunks, *how)
+
+        commit(trainer, 0, versions)
+        held = sampler.fetch()
+        commit(trainer, 1, versions)
+        assert is_same(sampler.fetch(), versions[1])
+        monkeypatch.setattr(Committing, "_arrived", arrives_late)
+        commit(trainer, 2, versions)
+        assert is_same(sampler.fetch(), versions[2])
+        assert is_same(held, versions[0])
+        assert struck == [["weights.from-1", "weights.from-2"], []]
