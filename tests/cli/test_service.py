@@ -141,6 +141,17 @@ class TestServe:
         with Server(root):
             pass  # and has given the root up
 
+    def test_a_damaged_journal_is_refused_with_the_option_that_goes_back(self, root: Path) -> None:
+        filled(root, 118)
+        journal = root / "service" / "journal.sqlite3"
+        data = bytearray(journal.read_bytes())
+        data[4096:4396] = bytes(300)
+        journal.write_bytes(data)
+        refused = milepost("serve", root)
+        assert (refused.exit_code, "--restore" in refused.stderr) == (13, True), refused.stderr
+        with serving(root, "--restore") as served:
+            assert served.lines[-1].endswith("live v1 step 118, durable v1")
+
     def test_a_second_one_is_refused_with_the_pid_of_the_first(self, root: Path) -> None:
         with serving(root) as served:
             done = subprocess.run(
