@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -490,6 +491,16 @@ def test_a_hold_outlives_the_service(root: Path) -> None:
     with serving(root) as served:
         assert isinstance(served, Serving)
         assert document("unhold", root)["unheld"] == ["trainer"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("serve", "x"), ("status", "x"), ("top", "x"), ("fetch", "x", "--to", "y"), ("rollback", "x", "v1"), ("unhold", "x")],
+)
+def test_without_grpc_each_verb_names_what_to_install(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    result = milepost(*words)
+    assert (result.exit_code, "pip install 'milepost[service]'" in result.stderr) == (2, True), result.stderr
 
 
 def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Path, tmp_path: Path) -> None:

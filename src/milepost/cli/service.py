@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from milepost.cli import document
-from milepost.cli.options import Time
+from milepost.cli.options import Time, need_service
 from milepost.cli.text import duration, plain, width
 from milepost.clock import Clock, SystemClock
 from milepost.errors import ServiceError
@@ -33,7 +33,8 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
     def command(
         where: str | None, token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None, **given: Any
     ) -> int:
-        from milepost.service.asking import reach_of  # it brings grpc
+        need_service()
+        from milepost.service.asking import reach_of
         from milepost.service.client.target import Tls
 
         tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert else None
