@@ -24,7 +24,10 @@ from milepost.clock import SystemClock
 from milepost.errors import ServiceError
 from milepost.service import Client, Tls, connect
 from milepost.service.adopting import open_service
+from milepost.service.asking import reach_of
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
+from milepost.service.looking import look
+from milepost.service.resting import at_rest
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
@@ -310,6 +313,18 @@ class TestTop:
         trainer.commit(118, WEIGHTS)
         counts = document("status", root)["counts"]
         assert (counts["commits"], counts.get("fetches", 0)) == (1, 0)
+
+    def test_what_is_left_of_a_service_is_read_once_until_somebody_writes(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled(root, 118)
+        reach, clock, read = reach_of(str(root)), SystemClock(), []
+        monkeypatch.setattr("milepost.service.looking.at_rest", lambda *given: read.append(1) or at_rest(*given))
+        first = look(reach, clock)
+        assert look(reach, clock, first) is first
+        os.utime(root / "service" / "endpoint.json", (2e9, 2e9))
+        assert look(reach, clock, first) is not first
+        assert len(read) == 2
 
     def test_in_a_terminal_it_draws_over_itself_until_ctrl_c_and_leaves_what_it_showed(self, root: Path, server: Server) -> None:
         terminal, side = pty.openpty()

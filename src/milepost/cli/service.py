@@ -128,7 +128,7 @@ def _looks(reach: Reach, clock: Clock, pause: Callable[[], object]) -> Iterator[
     yield before, None
     while True:
         pause()
-        now, now_ns = look(reach, clock), clock.monotonic_ns()
+        now, now_ns = look(reach, clock, before), clock.monotonic_ns()
         yield now, Rates.between(before.standing.counts, now.standing.counts, (now_ns - then_ns) / 1e9)
         before, then_ns = now, now_ns
 
