@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from safetensors.numpy import load_file
 from milepost.cli.main import main
 from milepost.clock import SystemClock
 from milepost.errors import ServiceError
-from milepost.service import Client, connect
+from milepost.service import Client, Tls, connect
+from milepost.service.adopting import open_service
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
+from tests.service.server.test_tls import keys
 
+__all__ = ["keys"]  # a fixture, found by its name
 WEIGHTS = {"0.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "0.bias": np.ones(3, np.float32)}
 MOMENTS = {"step": np.array(7)}
 
@@ -113,6 +117,40 @@ class TestServe:
         assert events[0]["message_type"] == "serve_event"
         assert (events[0]["pid"], events[0]["live"]) == (served.process.pid, None)
         assert (tmp_path / "log").read_text().splitlines() == served.lines
+
+    def test_a_ctrl_c_while_it_begins_ends_it(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        struck = threading.Event()
+
+        def strike(*_: object) -> None:
+            struck.set()
+            raise KeyboardInterrupt
+
+        def opened(*given: Any, **more: Any) -> Any:
+            found = open_service(*given, **more)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert struck.wait(FAILS_AFTER_S)
+            return found
+
+        before = signal.signal(signal.SIGINT, strike)
+        try:
+            monkeypatch.setattr("milepost.service.server.serving.open_service", opened)
+            assert milepost("serve", root).exit_code == 130
+        finally:
+            signal.signal(signal.SIGINT, before)
+            monkeypatch.undo()
+        with Server(root):
+            pass  # and has given the root up
+
+    def test_a_damaged_journal_is_refused_with_the_option_that_goes_back(self, root: Path) -> None:
+        filled(root, 118)
+        journal = root / "service" / "journal.sqlite3"
+        data = bytearray(journal.read_bytes())
+        data[4096:4396] = bytes(300)
+        journal.write_bytes(data)
+        refused = milepost("serve", root)
+        assert (refused.exit_code, "--restore" in refused.stderr) == (13, True), refused.stderr
+        with serving(root, "--restore") as served:
+            assert served.lines[-1].endswith("live v1 step 118, durable v1")
 
     def test_a_second_one_is_refused_with_the_pid_of_the_first(self, root: Path) -> None:
         with serving(root) as served:
@@ -214,9 +252,12 @@ class TestStatus:
             with connect(root, component="trainer", role="trainer") as trainer:
                 trainer.commit(120, WEIGHTS)
             served.kill()
+        before = everything(root)  # also the log of a journal that nobody has closed
+        assert f"{root}/service/journal.sqlite3-wal" in before
         first = milepost("status", root).stdout.splitlines()[0]
         assert first.startswith("not running, killed after 20")
         said = document("status", root, code=1)
+        assert everything(root) == before
         with Server(root) as server:
             assert server.live is not None
             assert said["live"]["version"] == str(server.live.at) == "v1"
@@ -237,7 +278,14 @@ class TestStatus:
         write_endpoint(LocalStore(root / "service", SystemClock()), alive)
         result = milepost("status", root)
         assert result.exit_code == 1
-        assert result.stdout.startswith(f"no answer from pid {pid} at 127.0.0.1:1; live v1 step 118")
+        first, *_, last = result.stdout.splitlines()
+        assert first.startswith(f"no answer from pid {pid} at 127.0.0.1:1 (")
+        assert first.endswith("Connection refused); live v1 step 118, durable v1")
+        assert last == f"kill {pid} is safe at any moment; then milepost serve {root} goes on from there"
+        write_endpoint(LocalStore(root / "service", SystemClock()), dataclasses.replace(alive, boot_id="another"))
+        first, *_, last = milepost("status", root).stdout.splitlines()
+        assert first.startswith("no answer from 127.0.0.1:1, where a process of another machine has listened (")
+        assert last.startswith("if that machine is gone: milepost serve ")
 
     def test_a_damaged_journal_is_named_and_not_touched(self, root: Path) -> None:
         filled(root, 118)
@@ -256,6 +304,11 @@ class TestTop:
         assert result.exit_code == 0
         assert "0 commits/s  0 fetches/s  0 B/s" in result.stdout
         assert document("top", root, "--interval", "0.01s")["rates"] == {"commits_s": 0, "fetches_s": 0, "bytes_s": 0}
+
+    def test_what_it_counts_is_there_from_the_first(self, root: Path, trainer: Client) -> None:
+        trainer.commit(118, WEIGHTS)
+        counts = document("status", root)["counts"]
+        assert (counts["commits"], counts.get("fetches", 0)) == (1, 0)
 
     def test_in_a_terminal_it_draws_over_itself_until_ctrl_c_and_leaves_what_it_showed(self, root: Path, server: Server) -> None:
         terminal, side = pty.openpty()
@@ -399,6 +452,11 @@ class TestRollback:
         assert "g000003 is the newest now" in result.stdout
         assert "its checkpoint service hands out what it did" in result.stdout
 
+    def test_a_number_that_is_no_generation_may_have_been_meant_as_a_version(self, root: Path) -> None:
+        filled(root, 118)
+        result = milepost("rollback", root, "1")
+        assert (result.exit_code, f"milepost rollback {root} v1" in result.stderr) == (10, True)
+
 
 class TestUnhold:
     def test_what_a_trainer_that_is_gone_has_held_is_let_go(self, root: Path, server: Server) -> None:
@@ -432,6 +490,20 @@ def test_a_hold_outlives_the_service(root: Path) -> None:
     with serving(root) as served:
         assert isinstance(served, Serving)
         assert document("unhold", root)["unheld"] == ["trainer"]
+
+
+def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Path, tmp_path: Path) -> None:
+    options = ("--tls-cert", str(keys / "server.pem"), "--tls-key", str(keys / "server.key"), "--tls-ca", str(keys / "ca.pem"))
+    trust = ("--tls-ca", keys / "ca.pem", "--tls-cert", keys / "client.pem", "--tls-key", keys / "client.key")
+    with serving(root, *options):
+        tls = Tls(str(keys / "ca.pem"), str(keys / "client.pem"), str(keys / "client.key"))
+        with connect(root, component="trainer", role="trainer", tls=tls) as trainer:
+            trainer.commit(118, WEIGHTS)
+        assert document("status", root, *trust)["live"]["version"] == "v1"
+        assert milepost("fetch", root, "--to", tmp_path / "out", *trust).exit_code == 0
+        stranger = milepost("status", root, "--tls-ca", keys / "stranger.pem")
+        assert stranger.exit_code == 1
+        assert stranger.stdout.startswith("no answer from pid ")
 
 
 def test_where_versions_and_journal_lie_need_not_be_said_again(root: Path, tmp_path: Path) -> None:

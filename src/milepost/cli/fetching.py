@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from milepost.service.standing import Standing
     from milepost.service.writing_out import Part
 
-_COMPONENT = "milepost-fetch"
 _VERSION = re.compile(r"v?(\d{1,18})", re.ASCII)
 
 
@@ -116,8 +115,9 @@ def _parts_of(weights: Weights, slots: list[str], reach: Reach, clock: Clock, *,
         return
     from milepost.service.client.client import connect
     from milepost.service.index import Chunks
+    from milepost.service.standing import OPERATOR
 
-    with connect(reach.where, component=_COMPONENT, role="sampler", token=reach.token, tls=reach.tls) as client:
+    with connect(reach.where, component=OPERATOR, role="sampler", token=reach.token, tls=reach.tls) as client:
         taken = client.fetch(want="exact", at=weights.at, parts=slots, has=None)
         assert taken is not None
         with taken:

@@ -40,18 +40,18 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
         return function(reach=reach_of(where, token_file=token_file, tls=tls), **given)
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
-    command.__dict__ |= function.__dict__  # the options that were put on it
+    # What is applied first comes last in the help: the options of the verb itself are the first.
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
-        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
-        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
-        click.option("--tls-key", type=_FILE, help="The key of that."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure."),
-        click.argument("where", required=False, metavar="ROOT|HOST:PORT"),
+        click.option("--tls-key", type=_FILE, help="The key of that."),
+        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
+        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
+        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
     ):
         option(command)
-    return click.command()(command)
+    vars(command)["__click_params__"] += vars(function).get("__click_params__", [])
+    return click.command()(click.argument("where", required=False, metavar="[ROOT|HOST:PORT]")(command))
 
 
 @of_a_service
@@ -69,7 +69,9 @@ def status(reach: Reach, as_json: bool) -> int:
 
 
 @of_a_service
-@click.option("--interval", "interval_s", metavar="TIME", type=Time(), default="2s", show_default=True, help="Look again.")
+@click.option(
+    "--interval", "interval_s", metavar="TIME", type=Time(), default="2s", show_default=True, help="Look again after so long."
+)
 @click.option("--once", is_flag=True, help="Look twice, print once, and end. So does what is no terminal.")
 def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
     """Show again and again what a checkpoint service has, and what moves. Ctrl-C ends it."""
@@ -142,7 +144,7 @@ def _show(looked: Looked, reach: Reach, clock: Clock, rates: Rates | None = None
 def _lines(looked: Looked, reach: Reach, clock: Clock, rates: Rates | None) -> list[str]:
     from milepost.cli.service_text import lines_of
 
-    return lines_of(looked.standing, reach.where, clock.wall_ns(), looked.rest, rates)
+    return lines_of(looked.standing, reach.where, clock.wall_ns(), looked.rest, rates, looked.advice)
 
 
 @contextmanager

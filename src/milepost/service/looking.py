@@ -10,14 +10,16 @@ from milepost.service.asking import Asking, Reach
 from milepost.service.endpoint import Endpoint, read_endpoint
 from milepost.service.resting import at_rest, last_word
 from milepost.service.standing import Standing
+from milepost.store.process import boot_id
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Say how a service stands; ``rest`` says that nobody answers, and since when."""
+    """Say how a service stands; where nobody answers ``rest`` says that, and ``advice`` what to do."""
 
     standing: Standing
     rest: str = ""
+    advice: str = ""
 
 
 def look(reach: Reach, clock: Clock) -> Looked:
@@ -25,22 +27,29 @@ def look(reach: Reach, clock: Clock) -> Looked:
 
     Raises what `Asking.standing` and `at_rest` raise; `ServiceError` (kind ``unreachable``) only of one named by its address.
     """
-    endpoint = read_endpoint(reach.root) if reach.root is not None else None
+    endpoint, why = read_endpoint(reach.root) if reach.root is not None else None, ""
     if endpoint is None or not endpoint.is_dead:
         try:
             with Asking(reach) as asking:
                 return Looked(asking.standing())
         except ServiceError as error:
-            if endpoint is None or reach.root is None or error.kind != "unreachable":
+            if endpoint is None or error.kind != "unreachable":
                 raise
+            why = str(error.facts["cause"]).rpartition("last error: ")[2]
     assert reach.root is not None
-    return Looked(at_rest(reach.root, clock), _rest(reach.root, endpoint))
+    return Looked(at_rest(reach.root, clock), *_rest(reach.root, endpoint, why))
 
 
-def _rest(root: str, endpoint: Endpoint) -> str:
-    since = last_word(root, endpoint)
+def _rest(root: str, endpoint: Endpoint, why: str) -> tuple[str, str]:
+    start, since = f"milepost serve {root} goes on from there", last_word(root, endpoint)
     if endpoint.has_ended:
-        return f"not running since {since}"
+        return f"not running since {since}", start
     if endpoint.is_dead:
-        return f"not running, killed after {since}"
-    return f"no answer from pid {endpoint.pid} at {endpoint.address}"
+        return f"not running, killed after {since}", start
+    if endpoint.boot_id != boot_id():
+        said = f"no answer from {endpoint.address}, where a process of another machine has listened ({why})"
+        return said, f"if that machine is gone: {start}, with what is on disk"
+    return (
+        f"no answer from pid {endpoint.pid} at {endpoint.address} ({why})",
+        f"kill {endpoint.pid} is safe at any moment; then {start}",
+    )

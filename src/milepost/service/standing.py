@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from milepost.service.core.records import Commit, Role, Tier, Weights
 
+OPERATOR = "milepost-fetch"
+"""The component that people are who fetch a version by hand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:

@@ -16,7 +16,6 @@ import numpy as np
 from milepost.encode.blob import SAFETENSORS_DTYPES
 from milepost.errors import CorruptError, NotFoundError, UsageError
 from milepost.records import LeafRecord
-from milepost.service.delta.records import Tensor
 from milepost.service.packing import METADATA, MOST_HEADER_BYTES, Notes, flat_keys
 from milepost.state.dtypes import dtype_named
 from milepost.state.inflate import inflate
@@ -27,6 +26,7 @@ _ITEM_BYTES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 _ITEM_BYTES |= {short: np.dtype(name).itemsize for short, name in _NAMES.items() if short not in _ITEM_BYTES}
 _NOT_IN_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _MOST_AXES = 64
+_WIDENED = "weights.array(name, 'float32') converts it exactly; "
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Part:
             raise UsageError(
                 "NumPy has no such dtype",
                 kind="not-in-numpy",
-                hint="weights.array(name, 'float32') converts it exactly; weights.tensors() gives torch tensors",
+                hint=f"{_WIDENED if entry.dtype == 'bfloat16' else ''}weights.tensors() gives torch tensors",
                 name=name,
                 dtype=entry.dtype,
             )
@@ -117,17 +117,6 @@ class Part:
         if entry is None:
             raise _damaged(self.slot, "its tree names an array that is not there")
         return LeafRecord(name, kind, entry.dtype, entry.shape, 0, entry.start, entry.stop, "")
-
-    def as_delta_tensors(self) -> dict[str, Tensor]:
-        """Return all arrays as a delta is told of them; what is tied is one memory."""
-        seen: dict[int, Tensor] = {}
-        made: dict[str, Tensor] = {}
-        for name, entry in self.entries.items():
-            at = entry.start if entry.size_bytes else -len(made) - 1
-            if at not in seen:
-                seen[at] = Tensor(entry.dtype, entry.shape, self.data[entry.start : entry.stop])
-            made[name] = seen[at]
-        return made
 
 
 def _array(entry: Entry, dtype: np.dtype[Any], data: memoryview) -> np.ndarray[Any, Any]:

@@ -498,3 +498,14 @@ def test_what_stops_waiting_for_a_commit_does_not_stop_the_commit(world: World) 
     world.bring(T1, "k", Shard("all", 1, "A"))
     world.record()
     assert isinstance(world.finish(T1, "k"), Done)
+
+
+def test_a_commit_that_is_asked_about_again_after_its_version_was_lost_is_refused(world: World) -> None:
+    """The host that had it in memory is gone, and its trainer has not heard of it: it must not take it for live."""
+    world.commit(T1, "one", 1)
+    world.begin(T1, "two", 2, {"all": 1})
+    world.bring(T1, "two", Shard("all", 1, "x"))
+    world.record()
+    world.crash(host=True, record_landed=False)
+    assert refused(world.finish(T1, "two")) == "lost-branch"
+    assert refused(world.finish(T1, "two", durable=True)) == "lost-branch"

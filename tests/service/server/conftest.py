@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,14 @@ class Hall:
         self.server: Server
 
     def serve(self, settings: ServiceSettings = SETTINGS, **options: Any) -> Server:
-        """Begin a server, which ends with the test unless it ended before."""
-        self.server = Server(self.root, settings, memory_base=str(self.shm), **options)
-        return self._held.enter_context(self.server)
+        """Begin a server, which ends with the test."""
+        return self._held.enter_context(self.life(settings, **options))
+
+    @contextmanager
+    def life(self, settings: ServiceSettings = SETTINGS, **options: Any) -> Iterator[Server]:
+        """Have a server inside."""
+        with Server(self.root, settings, memory_base=str(self.shm), **options) as self.server:
+            yield self.server
 
     def speaker(self, component: str, incarnation: str = "1", **options: Any) -> Speaker:
         """Return one who speaks with the server."""
@@ -72,9 +78,8 @@ def served(hall: Hall) -> Hall:
     return hall
 
 
-def until(holds: Callable[[], bool], tries: int = 20_000) -> None:
+def until(holds: Callable[[], bool], patience_s: float = 120.0) -> None:
     """Ask again and again, each time over a real connection, until it holds."""
-    for _ in range(tries):
-        if holds():
-            return
-    raise AssertionError("it never came to hold")
+    give_up = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < give_up, "it never came to hold"

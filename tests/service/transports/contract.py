@@ -285,7 +285,7 @@ class TransportTests:
         self._check_that_it_is_told(tmp_path, signal.SIGKILL, 60.0)
 
     def test_a_server_that_stands_still_is_waited_for_so_long_and_no_longer(self, tmp_path: Path) -> None:
-        self._check_that_it_is_told(tmp_path, signal.SIGSTOP, 0.3)
+        self._check_that_it_is_told(tmp_path, signal.SIGSTOP, 2.0)
 
     def _check_that_it_is_told(self, directory: Path, struck: signal.Signals, stall_s: float) -> None:
         if not self.has_server:

@@ -11,6 +11,7 @@ from milepost.clock import Clock, SystemClock
 from milepost.errors import NotFoundError, UsageError
 from milepost.service.client.calls import Calls, Identity
 from milepost.service.client.committing import Committing, Done, Underway
+from milepost.service.client.differing import Differences, check_link
 from milepost.service.client.fetching import Fetching, Want
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.line import Line
@@ -27,6 +28,7 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
+from milepost.service.transports.host_cache import HostCache
 from milepost.service.wire import check_name, pack_commit
 
 _LAST = Commit(0, 0)
@@ -45,6 +47,8 @@ def connect(
     commit_timeout: float = 120.0,
     fetch_timeout: float = 60.0,
     transport: str = "auto",
+    incremental: bool = True,
+    link_bytes_s: float | None = None,
     run_id: str = "",
     incarnation: str | None = None,
     epoch: int = 0,
@@ -64,6 +68,10 @@ def connect(
     commit for ``commit_timeout``, in all else for ``fetch_timeout``. ``limit_bytes`` bounds a version (default: this
     machine's memory).
 
+    From another host only what changed travels, where that is there sooner: for it the last version that was read, and the last
+    that was committed, is kept here until the next one is. ``incremental=False`` does without. How fast bytes come and go is
+    measured, unless ``link_bytes_s`` says it.
+
     Raises `ServiceError` (kind ``unreachable``), `NotFoundError` (``no-service``), `UsageError` (``no-service-named``,
     ``bad-token``, ``other-run``), `ConflictError` (``superseded``).
     """
@@ -73,7 +81,9 @@ def connect(
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
     identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
-    client = Client(calls, Ways(calls, transport), commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
+    ways = Ways(calls, transport, check_link(link_bytes_s))
+    differences = Differences(calls, ways, incremental=incremental)
+    client = Client(calls, ways, differences, commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
     try:
         client.begin_to_beat(timeout)
     except BaseException:
@@ -90,15 +100,23 @@ class Client:
     """
 
     def __init__(
-        self, calls: Calls, ways: Ways, commit_timeout: float, fetch_timeout: float, limit_bytes: int | None, *, shared: bool
+        self,
+        calls: Calls,
+        ways: Ways,
+        differences: Differences,
+        commit_timeout: float,
+        fetch_timeout: float,
+        limit_bytes: int | None,
+        *,
+        shared: bool,
     ) -> None:
         self._calls = calls
         self._heartbeat = Heartbeat(calls)
-        self._commits = Committing(calls, ways, commit_timeout)
-        self._fetches = Fetching(calls, ways, self._heartbeat, fetch_timeout, limit_bytes)
+        self._commits = Committing(calls, ways, differences, commit_timeout)
+        self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
-        self._end = weakref.finalize(self, _end, calls, self._heartbeat, os.getpid(), goodbye=not shared)
+        self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
 
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
@@ -328,10 +346,11 @@ def _at(named: Commit | Done | Weights | None) -> Commit | None:
     return named if named is None or isinstance(named, Commit) else named.at
 
 
-def _end(calls: Calls, heartbeat: Heartbeat, pid: int, *, goodbye: bool) -> None:
+def _end(calls: Calls, heartbeat: Heartbeat, cache: HostCache, pid: int, *, goodbye: bool) -> None:
     """End what belongs to a client, however that ends. In a child that was forked there is nothing to end."""
     if os.getpid() != pid or calls.closing.is_set():
         return
     calls.closing.set()
     heartbeat.stop(goodbye=goodbye and calls.joined is not None)
     calls.line.close()
+    cache.close()

@@ -6,7 +6,7 @@ import logging
 from queue import Empty, SimpleQueue
 
 from milepost.errors import ConflictError, MilepostError, ServiceError
-from milepost.service.client.calls import TRY_S, Calls
+from milepost.service.client.calls import Calls
 from milepost.service.client.line import Broken
 from milepost.service.client.until import Until
 from milepost.service.core.records import Commit
@@ -16,6 +16,8 @@ from milepost.threads import Member
 
 log = logging.getLogger("milepost")
 
+_BEAT_S = 5.0
+"""How long one call of this thread may take: whoever closes a client waits for it."""
 _LAST_WORDS_S = 2.0
 
 
@@ -71,10 +73,10 @@ class Heartbeat:
         calls = self._calls
         known = calls.joined
         try:
-            reply = calls.line.call("Heartbeat", pb.HeartbeatRequest(caller=calls.caller), TRY_S)
+            reply = calls.line.call("Heartbeat", pb.HeartbeatRequest(caller=calls.caller), _BEAT_S)
             self.is_held = reply.is_held
             if known is not None and reply.term != known.term:
-                calls.join(Until(calls.clock, TRY_S), known)
+                calls.join(Until(calls.clock, _BEAT_S), known)
         except Broken as error:
             log.debug("a heartbeat was not heard: cause=%s", error)
             self._look_again()
@@ -91,7 +93,7 @@ class Heartbeat:
 
     def _rejoin(self) -> bool:
         try:
-            self._calls.join(Until(self._calls.clock, TRY_S), self._calls.joined)
+            self._calls.join(Until(self._calls.clock, _BEAT_S), self._calls.joined)
         except ConflictError as error:
             self._calls.supersede(error)
             return False
@@ -109,7 +111,7 @@ class Heartbeat:
         for at in [*self._unsaid]:
             try:
                 request = pb.ReleaseRequest(caller=self._calls.caller, at=pack_commit(at))
-                self._calls.line.call("Release", request, TRY_S)
+                self._calls.line.call("Release", request, _BEAT_S)
             except Broken:
                 return  # at the next beat
             except MilepostError as error:

@@ -55,7 +55,7 @@ class Report:
 
     def _counts(self) -> dict[str, int]:
         shell = self._shell
-        now = {"waiting": shell.waiting, "watchers": len(shell.watchers)}
+        now = {"commits": shell.counts["entries.Committed"], "waiting": shell.waiting, "watchers": len(shell.watchers)}
         return {**shell.counts, **now, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out}
 
     def _versions(self) -> list[pb.VersionStatus]:

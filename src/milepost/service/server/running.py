@@ -31,7 +31,7 @@ from milepost.service.server.shelf import open_bulk
 from milepost.service.server.shell import Shell
 from milepost.service.server.storage import Storage
 from milepost.service.server.token import keep_token
-from milepost.service.server.ways import Ways
+from milepost.service.server.ways import Ways, engine_of
 from milepost.service.settings import ServiceSettings
 from milepost.service.transports.host import host_id
 
@@ -88,7 +88,14 @@ async def run(
         offers.start()
         held.callback(offers.close)
         bulk = held.enter_context(closing(open_bulk(shell.shelf, token, settings, before, clock)))
-        ways = Ways(host_id(), opened.memory.directory, opened.disk.directory, f":{port_of(bulk.address)}", settings.transport)
+        ways = Ways(
+            host_id(),
+            opened.memory.directory,
+            opened.disk.directory,
+            f":{port_of(bulk.address)}",
+            settings.transport,
+            held.enter_context(engine_of(opened.memory.directory, token, settings)),
+        )
         calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))
         server = make_server(calls, token, settings)
         address = f"{literal(settings.host)}:{bind(server, settings, before)}"
@@ -143,7 +150,7 @@ async def _live(shell: Shell, ending: Ending) -> None:
         ticks += 1
         if ticks % SWEEP_TICKS == 0:
             await shell.sweep()
-        if ticks % SNAPSHOT_TICKS == 0:
+        if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too
             await shell.snapshot()
 
 

@@ -99,7 +99,12 @@ class Server:
 
     def __enter__(self) -> Server:
         self._thread.start()
-        self._is_ready.wait()
+        try:
+            self._is_ready.wait()
+        except BaseException:  # a Ctrl-C: whoever does not get in does not end it either
+            self.end()
+            self._thread.wait_out()
+            raise
         if self._error is not None:
             self._thread.wait_out()
             raise self._error

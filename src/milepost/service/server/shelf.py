@@ -6,15 +6,17 @@ import os
 import ssl
 
 from milepost.clock import Clock
-from milepost.errors import NotFoundError, ServiceError
+from milepost.errors import NotFoundError, ServiceError, UsageError
 from milepost.service import wire
 from milepost.service.core.events import Caller, Refused
 from milepost.service.endpoint import Endpoint
+from milepost.service.index import DELTA
 from milepost.service.server.places import Incoming, Places, slot_of
 from milepost.service.server.storage import Storage
 from milepost.service.settings import ServiceSettings
 from milepost.service.transports.base import Blob
 from milepost.service.transports.bulk_server import BulkServer, Limits
+from milepost.service.transports.folder import Folder
 from milepost.store.posix import failures_of
 
 _CONNECTIONS = 256
@@ -40,6 +42,10 @@ class Shelf:
             if not may:
                 message, hint = "this part is here already, or its commit was given up", "ask Begin what is missing"
                 raise ServiceError(message, kind="not-missing", hint=hint, slot=slot)
+            if DELTA in blob.name:
+                # Nobody has said how long it is, and no room is set aside for it: it grows to the length of its part at most.
+                Folder(self._storage.memory.directory).write(blob, start, data)
+                return
             tier = self._storage.tier(incoming.tier)
             with incoming.making:
                 if blob.name not in incoming.begun:
@@ -105,8 +111,18 @@ def _context(settings: ServiceSettings) -> ssl.SSLContext | None:
     if settings.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    if settings.tls_ca is not None:
-        context.load_verify_locations(settings.tls_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        if settings.tls_ca is not None:
+            context.load_verify_locations(settings.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # SSLError is one
+        raise UsageError(
+            "the service cannot speak TLS with these files",
+            kind="bad-setting",
+            hint="tls_cert and tls_key are a pair, and tls_ca a certificate, all in PEM: openssl x509 -noout -text -in FILE",
+            setting="tls_cert",
+            value=settings.tls_cert,
+            cause=error,
+        ) from error
     return context

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from milepost.clock import Clock
@@ -90,6 +91,15 @@ class Shell:
         """Return how many calls wait for an answer of the core."""
         return len(self._open)
 
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Count that something is being done, inside."""
+        self.counts[what] += 1
+        try:
+            yield
+        finally:
+            self.counts[what] -= 1
+
     # What the core is told.
 
     def tell(self, event: Event) -> None:
@@ -151,7 +161,7 @@ class Shell:
                 self.places.keep(self.core.catalogue.weights[at], incoming.chunks)
             case Spill(at) if not self._is_ending:
                 self._start(self._spill(at))
-            case Erase():
+            case Erase() if not self._is_ending:
                 self._start(self._erase(action))
 
     def _reply(self, request: Request, answer: Answer) -> None:

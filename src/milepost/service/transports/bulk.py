@@ -20,6 +20,7 @@ NAME = "bulk"
 class BulkTransport(Transport):
     """Reach the bulk port of a service.
 
+    ``connect_s`` bounds how long is waited for a connection and its greeting, ``stall_s`` how long without any byte after that.
     ``tls``: a context that knows whom to trust; None where the port speaks none. ``host``: whom an address means that has a port
     and no host: the one that the control connection goes to.
     """
@@ -52,6 +53,7 @@ class BulkTransport(Transport):
             wire.send(frames.greeting(self._token))
             link = BulkLink(wire, source.address)
             link.hear()
+            wire.wait_at_most(self._stall_s)
         except (OSError, MilepostError):
             wire.close()
             return None
@@ -62,7 +64,7 @@ class BulkTransport(Transport):
         try:
             if self._tls is not None:
                 connected = self._tls.wrap_socket(connected, server_hostname=host)
-            return Wire(connected, self._clock, self._stall_s, tls=self._tls is not None)
+            return Wire(connected, self._clock, self._connect_s, tls=self._tls is not None)
         except BaseException:
             connected.close()
             raise

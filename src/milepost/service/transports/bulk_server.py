@@ -10,7 +10,7 @@ import ssl
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import MilepostError, ServiceError
@@ -18,7 +18,7 @@ from milepost.service.transports import bulk_frames as frames
 from milepost.service.transports.base import Blob
 from milepost.service.transports.bulk_wire import Ended, Wire
 from milepost.service.transports.failures import no_such_blob
-from milepost.service.transports.folder import read_file
+from milepost.service.transports.folder import map_file, read_file
 from milepost.threads import Member
 
 _BUFFER_BYTES = 1 << 20
@@ -29,19 +29,24 @@ class Shelf(Protocol):
     """Be where the bytes lie. Called from several threads at once. What it raises of milepost's errors the client is told."""
 
     def open_file(self, blob: Blob) -> int | None:
-        """Return a descriptor to read a blob from, the caller's to close; None where it is no file: it is read then.
+        """Return a descriptor to read a blob from, the caller's to close; None where it is no file, of a shelf that `Reads`.
 
         Raises `NotFoundError` (kind ``no-such-blob``).
         """
 
-    def size(self, blob: Blob) -> int:
-        """Return how many bytes a blob has. Raises as `open_file`. Asked only of what is no file, as `read_into` is."""
-
-    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
-        """Fill ``into`` from ``start``. Raises as `open_file`."""
-
     def write(self, blob: Blob, start: int, data: memoryview) -> None:
         """Take bytes of a commit that is on its way. Refuses what was not announced, and what lies beyond its size."""
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """Read what is no file."""
+
+    def size(self, blob: Blob) -> int:
+        """Return how many bytes a blob has."""
+
+    def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
+        """Fill ``into`` from ``start``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,12 @@ class BulkServer:
         assert self._listener is not None, "start() comes first"
         port = self._listener.getsockname()[1]
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        with self._changing:
+            return len(self._open)
 
     def start(self) -> str:
         """Listen, and return the address. Raises `ServiceError` (kind ``cannot-listen``) where that cannot be."""
@@ -229,6 +240,7 @@ class _Talk:
         self._counts, self._counting = counts, counting
         self._blob: Blob | None = None
         self._descriptor: int | None = None
+        self._view = memoryview(b"")
         self._buffer = bytearray()
 
     def greet(self, token: bytes) -> bool:
@@ -257,37 +269,54 @@ class _Talk:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = self._blob = None
+        self._view = memoryview(b"")
 
     def _get(self, blob: Blob, start: int, size_bytes: int) -> None:
         try:
             there = self._opened(blob)
             if start + size_bytes > there:
                 raise no_such_blob(blob, ends_at=there)
+            view = self._mapped(blob, start + size_bytes)
         except MilepostError as error:
             self._refuse(error)
             return
         self._wire.send(frames.ANSWER.pack(frames.DONE, size_bytes))
-        if self._descriptor is not None and self._wire.is_plain:
-            self._wire.send_file(self._descriptor, start, size_bytes)
-        else:
+        if view is None:
             self._send_copies(blob, start, size_bytes)
+        else:
+            self._wire.send(view[start : start + size_bytes])
         with self._counting:
             self._counts.bytes_out += size_bytes
+
+    def _mapped(self, blob: Blob, stop: int) -> memoryview | None:
+        """Return the open blob where it lies, for the kernel to send from; None where somebody else would have to look at it.
+
+        The kernel alone looks: a file that became shorter, or a disk that fails, is an error of its call then, and does not end
+        this process. ``sendfile`` would spare a copy, but hands the receiver single pages, which cost it more than that.
+        """
+        if self._descriptor is None or not self._wire.is_plain:
+            return None
+        if len(self._view) < stop:
+            self._view = map_file(self._descriptor, blob)
+        return self._view
 
     def _send_copies(self, blob: Blob, start: int, size_bytes: int) -> None:
         stop, room = start + size_bytes, self._room()
         while start < stop:
             piece = room[: stop - start]
             try:
-                if self._descriptor is None:
-                    self._shelf.read_into(blob, start, piece)
-                else:
-                    read_file(self._descriptor, blob, start, piece)
+                self._read(blob, start, piece)
             except MilepostError as error:
                 # So many bytes were promised: there is no other way left to say that they do not come.
                 raise ConnectionAbortedError("the bytes cannot be read any more") from error
             self._wire.send(piece)
             start += len(piece)
+
+    def _read(self, blob: Blob, start: int, into: memoryview) -> None:
+        if self._descriptor is not None:
+            read_file(self._descriptor, blob, start, into)
+        elif isinstance(self._shelf, Reads):
+            self._shelf.read_into(blob, start, into)
 
     def _put(self, blob: Blob, start: int, size_bytes: int) -> None:
         error: MilepostError | None = None
@@ -320,7 +349,11 @@ class _Talk:
             self.close()
             self._descriptor = self._shelf.open_file(blob)
             self._blob = blob
-        return self._shelf.size(blob) if self._descriptor is None else os.fstat(self._descriptor).st_size
+        if self._descriptor is not None:
+            return os.fstat(self._descriptor).st_size
+        if isinstance(self._shelf, Reads):
+            return self._shelf.size(blob)
+        raise no_such_blob(blob)
 
     def _room(self) -> memoryview:
         self._buffer = self._buffer or bytearray(_BUFFER_BYTES)

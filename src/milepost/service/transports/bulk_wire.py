@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import struct
@@ -11,7 +10,7 @@ from contextlib import suppress
 from milepost.clock import Clock
 from milepost.encode.digest import Buffer
 
-_AT_ONCE_BYTES = 1 << 20
+_AT_ONCE_BYTES = 4 << 20
 SLOWEST_BYTES_S = 64 << 10
 """Who sends or takes less than this, over a whole piece, has stalled as well: a byte now and then keeps nobody waiting."""
 
@@ -70,20 +69,6 @@ class Wire:
         while view:
             view = view[self._send_some(view[:_AT_ONCE_BYTES]) :]
             self._check(until, view)
-
-    def send_file(self, descriptor: int, start: int, size_bytes: int) -> None:
-        """Send bytes of a file: straight from the memory where they lie, with no copy, where the socket is plain."""
-        until, stop = self._until(size_bytes), start + size_bytes
-        while start < stop:
-            count = min(_AT_ONCE_BYTES, stop - start)
-            try:
-                sent = os.sendfile(self._socket.fileno(), descriptor, start, count)
-            except BlockingIOError as error:
-                raise TimeoutError(f"took no byte in {self._stall_s:g} s") from error
-            if not sent:
-                raise ConnectionAbortedError("the file has become shorter")
-            start += sent
-            self._check(until, start < stop)
 
     def interrupt(self) -> None:
         """End whatever waits in this socket, in any thread. Never raises."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
 from milepost.clock import Clock, SystemClock
@@ -75,28 +75,31 @@ class Mover:
         given = into or {}
         self._map(sources, {blob: chunks for blob, chunks in parts.items() if blob not in given}, moved)
         rest = {blob: chunks for blob, chunks in parts.items() if blob not in moved.views}
-        if rest:
-            fetch = Fetch(self._deadline(timeout_s), self._clock)
-            with ExitStack() as stack:
-                # In an order that all readers of a host keep: where landings are shared, nobody waits in a ring.
-                for blob, chunks in sorted(rest.items(), key=lambda item: item[1].digest):
+        twins = _twins({blob: chunks for blob, chunks in rest.items() if blob not in given})
+        fetch = Fetch(self._deadline(timeout_s), self._clock)
+        with ExitStack() as stack:
+            # In an order that all readers of a host keep: where landings are shared, nobody waits in a ring.
+            for blob, chunks in sorted(rest.items(), key=lambda item: item[1].digest):
+                if blob not in twins:
                     landing = PrivateLanding(chunks, given[blob]) if blob in given else self._land(chunks)
                     fetch.parts.append(Part(blob, chunks, stack.enter_context(closing(landing))))
+            if fetch.parts:
                 self._fetch(sources, fetch, moved)
+        moved.views |= {blob: moved.views[twin] for blob, twin in twins.items()}
         return moved
 
     def room(self, sinks: Sequence[Source], blob: Blob, size_bytes: int) -> memoryview | None:
         """Return memory where the service wants a part to be, to be filled with it; None: fill your own, then `bring` it.
 
-        Raises `ServiceError` (kind ``transport-failed``) where there is no room in it.
+        Where there is no room in it that is None, too: the service finds out then, and says so in words of its own.
         """
         for sink, transport in self._reachable(sinks, local=True):
             link = transport.reach(sink)
             if link is not None:
-                with link:
+                with link, suppress(NotFoundError, ServiceError):
                     memory = link.map_new(blob, size_bytes)
-                if memory is not None:
-                    return memory
+                    if memory is not None:
+                        return memory
         return None
 
     def bring(self, sinks: Sequence[Source], parts: Mapping[Blob, Buffer], *, timeout_s: float | None = None) -> dict[str, int]:
@@ -265,6 +268,12 @@ def runs_of(numbers: Sequence[int]) -> Iterator[list[int]]:
         run.append(number)
     if run:
         yield run
+
+
+def _twins(parts: Mapping[Blob, Chunks]) -> dict[Blob, Blob]:
+    """Return for each part whose bytes another has, too, which one that is: they come once, and lie in one memory."""
+    first: dict[Chunks, Blob] = {}
+    return {blob: first[chunks] for blob, chunks in parts.items() if first.setdefault(chunks, blob) != blob}
 
 
 def check(parts: Mapping[Blob, Chunks], limit_bytes: int) -> None:
