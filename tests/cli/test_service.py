@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,10 @@ from milepost.clock import SystemClock
 from milepost.errors import ServiceError
 from milepost.service import Client, Tls, connect
 from milepost.service.adopting import open_service
+from milepost.service.asking import reach_of
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
+from milepost.service.looking import look
+from milepost.service.resting import at_rest
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
@@ -310,6 +314,18 @@ class TestTop:
         counts = document("status", root)["counts"]
         assert (counts["commits"], counts.get("fetches", 0)) == (1, 0)
 
+    def test_what_is_left_of_a_service_is_read_once_until_somebody_writes(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled(root, 118)
+        reach, clock, read = reach_of(str(root)), SystemClock(), []
+        monkeypatch.setattr("milepost.service.looking.at_rest", lambda *given: read.append(1) or at_rest(*given))
+        first = look(reach, clock)
+        assert look(reach, clock, first) is first
+        os.utime(root / "service" / "endpoint.json", (2e9, 2e9))
+        assert look(reach, clock, first) is not first
+        assert len(read) == 2
+
     def test_in_a_terminal_it_draws_over_itself_until_ctrl_c_and_leaves_what_it_showed(self, root: Path, server: Server) -> None:
         terminal, side = pty.openpty()
         process = subprocess.Popen(
@@ -490,6 +506,16 @@ def test_a_hold_outlives_the_service(root: Path) -> None:
     with serving(root) as served:
         assert isinstance(served, Serving)
         assert document("unhold", root)["unheld"] == ["trainer"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("serve", "x"), ("status", "x"), ("top", "x"), ("fetch", "x", "--to", "y"), ("rollback", "x", "v1"), ("unhold", "x")],
+)
+def test_without_grpc_each_verb_names_what_to_install(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    result = milepost(*words)
+    assert (result.exit_code, "pip install 'milepost[service]'" in result.stderr) == (2, True), result.stderr
 
 
 def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Path, tmp_path: Path) -> None:
