@@ -29,8 +29,6 @@ class Heartbeat:
         # A queue and no event: the garbage collector may strike anywhere, and what it frees is given back by putting it here.
         self._inbox: SimpleQueue[Commit | None] = SimpleQueue()
         self._unsaid: dict[Commit, None] = {}
-        self.is_held = False
-        """Whether a trainer holds sampling, as it was said last."""
         self._thread = Member(self._serve, "milepost-heartbeat")
 
     def start(self) -> None:
@@ -74,7 +72,6 @@ class Heartbeat:
         known = calls.joined
         try:
             reply = calls.line.call("Heartbeat", pb.HeartbeatRequest(caller=calls.caller), _BEAT_S)
-            self.is_held = reply.is_held
             if known is not None and reply.term != known.term:
                 calls.join(Until(calls.clock, _BEAT_S), known)
         except Broken as error:
