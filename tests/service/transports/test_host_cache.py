@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from milepost.encode.digest import xxh3
 from milepost.errors import CorruptError, ServiceError
 from milepost.service.index import Chunks
 from milepost.service.transports import folder as folder_module
+from milepost.service.transports import host_cache_files
 from milepost.service.transports.base import Blob, Source
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.bulk_server import BulkServer
@@ -311,20 +311,21 @@ def test_a_forked_child_that_ends_lets_go_of_nothing(tmp_path: Path) -> None:
     assert kept.views == data
 
 
-def test_a_blob_that_is_being_removed_is_made_anew(tmp_path: Path) -> None:
+def test_a_blob_that_is_removed_just_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = Chunks.of(os.urandom(SIZE), CHUNK)
     cache = HostCache(str(tmp_path / CACHE))
     cache.land(chunks).close()
-    marks = next((tmp_path / CACHE).glob("*.chunks"))
-    held = os.open(marks, os.O_RDWR)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    lock = host_cache_files._is_locked
+    calls = iter(range(100))
 
-    def wait(seconds: float) -> None:
-        for path in (tmp_path / CACHE).glob("*.[bc]*"):
-            path.unlink()
-        os.close(held)
+    def removed_first(descriptor: int, how: int) -> bool:
+        if next(calls) == 0:
+            for path in (tmp_path / CACHE).iterdir():
+                path.unlink()
+        return lock(descriptor, how)
 
-    landing = HostCache(str(tmp_path / CACHE), wait=wait).land(chunks)
+    monkeypatch.setattr(host_cache_files, "_is_locked", removed_first)
+    landing = cache.land(chunks)
     assert isinstance(landing, SharedLanding)
-    assert marks.exists()
+    assert len(list((tmp_path / CACHE).glob("*.chunks"))) == 1
     landing.close()
