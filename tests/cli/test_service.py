@@ -267,6 +267,13 @@ class TestStatus:
             assert said["live"]["version"] == str(server.live.at) == "v1"
             assert (said["durable"] or {}).get("version") == (server.durable and str(server.durable.at))
 
+    def test_of_one_that_is_about_to_serve_it_says_so(self, root: Path) -> None:
+        filled(root, 118)
+        with LocalStore(root / "service", SystemClock()).guard(wait_s=0, take_over=False):
+            first, *_, last = milepost("status", root).stdout.splitlines()
+        assert first.startswith(f"not answering yet: pid {os.getpid()} has the root since 20")
+        assert last == "it begins, or ends, just now: look again"
+
     def test_where_none_has_ever_begun_it_says_how_to_begin_one(self, root: Path, tmp_path: Path) -> None:
         result = milepost("status", root)
         assert (result.exit_code, f"milepost serve {root} begins one" in result.stderr) == (10, True)
