@@ -292,7 +292,7 @@ class TestStatus:
         first, *_, last = result.stdout.splitlines()
         assert first.startswith(f"no answer from pid {pid} at 127.0.0.1:1 (")
         assert first.endswith("Connection refused); live v1 step 118, durable v1")
-        assert last == f"kill {pid} is safe at any moment; then milepost serve {root} goes on from there"
+        assert last == f"kill -9 {pid} is safe at any moment; then milepost serve {root} goes on from there"
         write_endpoint(LocalStore(root / "service", SystemClock()), dataclasses.replace(alive, boot_id="another"))
         first, *_, last = milepost("status", root).stdout.splitlines()
         assert first.startswith("no answer from 127.0.0.1:1, where a process of another machine has listened (")

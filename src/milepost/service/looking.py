@@ -63,5 +63,5 @@ def _rest(root: str, endpoint: Endpoint, why: str) -> tuple[str, str]:
         return said, f"if that machine is gone: {start}, with what is on disk"
     return (
         f"no answer from pid {endpoint.pid} at {endpoint.address} ({why})",
-        f"kill {endpoint.pid} is safe at any moment; then {start}",
+        f"kill -9 {endpoint.pid} is safe at any moment; then {start}",
     )
