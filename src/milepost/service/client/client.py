@@ -114,6 +114,8 @@ class Client:
         self._heartbeat = Heartbeat(calls)
         self._commits = Committing(calls, ways, differences, commit_timeout)
         self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
+        if not shared:
+            self._heartbeat.reads = self._fetches.running
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
         self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
