@@ -92,6 +92,7 @@ class Heartbeat:
                 return self._rejoin()
         except MilepostError as error:
             log.debug("a heartbeat was refused: cause=%s", error)
+            self._look_again()
         return True
 
     def _said(self) -> pb.HeartbeatRequest:
