@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto demo demo-trainer test test-all test-hf test-transfer chaos fuzz soak bench bench-peers gpu-check check exactness
+.PHONY: help setup proto demo demo-trainer demo-service test test-all test-hf test-transfer chaos fuzz soak bench bench-peers gpu-check check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -33,6 +33,9 @@ demo: setup  ## Kill real training runs again and again; show that they end bit 
 
 demo-trainer: setup  ## Kill a trainer of two ranks at random, 10 times; show that it ends bit for bit like the undisturbed one
 	$(BIN)/python examples/trainer_demo.py
+
+demo-service: setup  ## Kill a checkpoint service, its trainer and its samplers at random, 10 times; show that what was promised holds, and that training goes on
+	$(BIN)/python examples/service_demo.py
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest

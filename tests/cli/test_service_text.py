@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -50,36 +51,20 @@ STANDING = Standing(
 )
 
 
-def said(standing: Standing, rest: str = "not running", rates: Rates | None = None) -> str:
-    return "\n".join(lines_of(standing, "runs/ppo", NOW_NS, rest, rates))
+def said(standing: Standing, rest: str = "not running", rates: Rates | None = None, advice: str = "") -> str:
+    return "\n".join(lines_of(standing, "runs/ppo", NOW_NS, rest, rates, advice))
 
 
 def test_a_running_service_shows_its_pointers_its_versions_and_who_is_there() -> None:
-    assert said(STANDING) == (
-        """\
-run 3f0e at 127.0.0.1:41873 (pid 4121, term 3, up 2h)
-live     v42  step 120  412 MiB  12s old  from trainer
-durable  v40  step 118  412 MiB  70s old  from trainer
-memory   824 MiB of 8 GiB
-disk     824 MiB
-
-VERSION  STEP  AGE     SIZE  WHERE        STATE    READERS  GENERATION
-v42       120  12s  412 MiB  memory       live           2
-v41       119  40s  412 MiB  memory disk
-v40       118  70s  412 MiB  disk         durable        1  g000012
-
-COMPONENT  ROLE     HAS  BEHIND                HEARD   PID  MACHINE
-sampler-0  sampler  v42  nothing              1s ago  4122  node1
-sampler-1  sampler  v40  2 versions, 2 steps  3s ago    77  node2
-trainer    trainer                            0s ago  4120  node1"""
-    )
+    page = (Path(__file__).resolve().parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    assert f"$ milepost status runs/ppo\n{said(STANDING)}\n```" in page, said(STANDING)
 
 
 def test_where_nobody_answers_the_first_line_says_so_and_what_is_there() -> None:
     at_rest = dataclasses.replace(STANDING, serving=None, memory_limit_bytes=None)
-    first, *_, last = said(at_rest, rest="not running since 2023-11-14T22:00:00Z").splitlines()
+    first, *_, last = said(at_rest, "not running since 2023-11-14T22:00:00Z", advice="milepost serve runs/ppo").splitlines()
     assert first == "not running since 2023-11-14T22:00:00Z; live v42 step 120, durable v40"
-    assert last == "milepost serve runs/ppo goes on from there"
+    assert last == "milepost serve runs/ppo"
 
 
 def test_a_service_without_a_version_says_so() -> None:
@@ -92,6 +77,16 @@ def test_held_sampling_is_told_with_the_command_that_ends_it() -> None:
     held = dataclasses.replace(STANDING, held_by="trainer")
     assert said(held).splitlines()[-1] == (
         "held by trainer: no fetch is answered until it resumes; milepost unhold runs/ppo ends that"
+    )
+
+
+def test_who_has_ended_is_named_below_and_who_hangs_is_in_the_table_with_how_long() -> None:
+    gone = tuple(ComponentStanding(f"sampler-{number}", "x", "sampler") for number in range(2, 9))
+    hangs = dataclasses.replace(STANDING.components[1], silent_s=1300.0)
+    text = said(dataclasses.replace(STANDING, components=(hangs, *gone)))
+    assert "21m ago" in next(line for line in text.splitlines() if line.startswith("sampler-1"))
+    assert text.splitlines()[-1] == (
+        "sampler-2, sampler-3, sampler-4, sampler-5 and 3 more: ended, or not heard of since the service began"
     )
 
 
@@ -130,6 +125,7 @@ def test_what_a_peer_calls_itself_cannot_move_the_cursor() -> None:
     ("before", "now", "seconds", "expected"),
     [
         ({"commits": 1, "bytes.bulk": 10}, {"commits": 3, "fetches": 8, "bytes.bulk": 50, "bytes.grpc": 4}, 2.0, Rates(1, 4, 22)),
+        ({"commits": 1, "waiting": 7}, {"commits": 2, "waiting": 3}, 1.0, Rates(1, 0, 0)),  # who waits comes and goes
         ({"commits": 5}, {"commits": 5}, 0.0, None),
         ({"commits": 5}, {"commits": 1}, 2.0, None),  # another process, which counts from nothing
     ],

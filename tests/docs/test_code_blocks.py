@@ -27,6 +27,7 @@ import pytest
 from click.testing import CliRunner
 
 import milepost
+from tests.cli.serving import forget
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if path.exists())
@@ -124,7 +125,11 @@ def test_every_block_of_the_page_runs_and_prints_what_it_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
-    run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+    try:
+        run_page(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+    finally:
+        for served in Path().glob("runs/*/service"):
+            forget(served.parent)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -66,6 +66,22 @@ class Nursery:
         self._lives = os.WIFSTOPPED(status)
         return status
 
+    @property
+    def lives(self) -> bool:
+        """Say whether the trainer is there, as far as was heard."""
+        return self._lives
+
+    def heard(self, within_s: float) -> int | None:
+        """Return the status of the trainer if it ends or stops within this time."""
+        if not self._lives:
+            return None
+        try:
+            status = self._answer(within_s)
+        except TimeoutError:
+            return None
+        self._lives = os.WIFSTOPPED(status)
+        return status
+
     def _hangs(self, within_s: float) -> Hang:
         for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGQUIT, _TELLS_S), (signal.SIGKILL, LONGEST_S)):
             with suppress(TimeoutError):

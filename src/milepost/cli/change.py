@@ -7,13 +7,15 @@ import os
 import click
 
 from milepost.cli import document
-from milepost.cli.options import open_store, verb
+from milepost.cli.options import need_service, open_store, verb
 from milepost.cli.progress import progress
 from milepost.cli.refs import numbered, resolve, version_numbered
 from milepost.cli.text import plain
 from milepost.errors import NotFoundError
 from milepost.publish import pins
 from milepost.publish.view import read
+from milepost.records import Summary
+from milepost.store.base import Store
 from milepost.text import name_of
 
 _take_over = click.option(
@@ -32,24 +34,40 @@ def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool) -
     Of a service samplers get the older weights with their next fetch; ROOT may be its HOST:PORT then.
     """
     if (version := version_numbered(ref)) is not None:
-        from milepost.cli.service_change import go_back  # it brings grpc
+        need_service()
+        from milepost.cli.service_change import go_back
 
         go_back(root, version, reason, as_json=as_json)
         return
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 
     store = open_store(root)
-    target = resolve(read(store), ref, root)
+    target = _target(store, ref, root)
     with progress("rollback", target.total_bytes, quiet=as_json) as shown:
         made = oneshot.rollback(store, target.number, take_over=take_over, progress=shown.advance)
     if as_json:
         click.echo(document.encode("rollback", root, {"to": target.number, "generation": document.of_new(made)}))
         return
     click.echo(f"{name_of(made.number)} is the newest now, with the content of {name_of(target.number)} (step {made.step:,})")
-    if os.path.isdir(os.path.join(root, "service")):
+    if _has_service(root):
         click.echo(
             f"its checkpoint service hands out what it did: milepost status {plain(root)}, then rollback to one of its versions"
         )
+
+
+def _target(store: Store, ref: str, root: str) -> Summary:
+    try:
+        return resolve(read(store), ref, root)
+    except NotFoundError as error:
+        if _has_service(root) and numbered(ref) is not None:
+            error.hint = (
+                f"a version of its checkpoint service is called v{numbered(ref)}: milepost rollback {root} v{numbered(ref)}"
+            )
+        raise
+
+
+def _has_service(root: str) -> bool:
+    return os.path.isdir(os.path.join(root, "service"))
 
 
 @verb

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milepost.cli.options import Size, Time
+from milepost.cli.options import Size, Time, need_service
 from milepost.cli.run import log_option, open_what_is_closed
 from milepost.cli.text import size
 from milepost.clock import SystemClock
@@ -40,6 +40,13 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--memory", "memory_bytes"), {"type": Size(), "help": "Memory for versions. [default: 1/4 of what /dev/shm has free]"}),
     (("--memory-keep", "memory_keep_versions"), {"type": _COUNT, "default": 1, "help": "So many of the newest stay in memory."}),
     (("--disk", "disk_path"), {"type": click.Path(file_okay=False), "help": "Store versions here. [default: ROOT/service]"}),
+    (
+        ("--journal", "journal_path"),
+        {
+            "type": click.Path(file_okay=False),
+            "help": "Keep the journal here, on a disk of this machine, where ROOT is on a network.",
+        },
+    ),
     (("--disk-keep", "disk_keep_versions"), {"type": _COUNT, "default": 5, "help": "So many of the newest stay on disk."}),
     (("--transport",), {"default": "auto", "help": "Offer only this way for bytes: shm, files, store, bulk, rdma; grpc always."}),
     (("--incremental/--no-incremental",), {"default": True, "help": "Send what changed, where that is less."}),
@@ -90,6 +97,7 @@ def serve(root: str, restore: bool, log: Path | None, as_json: bool, bind: str, 
 
     Exits with 11 if another serves this root, or has taken it over; with 2 for a setting that cannot be.
     """
+    need_service()
     open_what_is_closed()
     settings = _settings(bind, None if no_token else "", given)
     from milepost.service.server.serving import Server
@@ -120,9 +128,19 @@ def _settings(bind: str, token: str | None, given: dict[str, Any]) -> ServiceSet
     try:
         return ServiceSettings(host=host, port=port, token=token, **given)
     except UsageError as error:
-        if error.kind == "insecure":
-            error.hint = "give --tls-cert and --tls-key, and leave the token on; or say --insecure where the network is trusted"
-        raise
+        raise UsageError(error.message, kind=error.kind, hint=_in_options(error), **error.facts) from error
+
+
+def _in_options(error: UsageError) -> str:
+    """Return what a setting has to be in the words of whoever has given it."""
+    if error.kind == "insecure":
+        return "give --tls-cert and --tls-key, and leave the token on; or say --insecure where the network is trusted"
+    flags = {names[-1]: names[0].partition("/")[0] for names, _ in _OPTIONS if len(names) > 1}
+    flags |= {f"tls_{each}": f"--tls-{each}" for each in ("cert", "key", "ca")}
+    hint = error.hint
+    for name, flag in flags.items():
+        hint = hint.replace(name, flag)
+    return hint
 
 
 def _pointers(live: Weights | None, durable: Weights | None) -> str:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from milepost.cli.text import counted, duration, plain, size, table
 from milepost.service.core.records import Weights
-from milepost.service.standing import ComponentStanding, StagingStanding, Standing, VersionStanding, lag_of
+from milepost.service.standing import OPERATOR, ComponentStanding, StagingStanding, Standing, VersionStanding, lag_of
 
 _VERSIONS = ("VERSION", "STEP", "AGE", "SIZE", "WHERE", "STATE", "READERS", "GENERATION")
 _COMPONENTS = ("COMPONENT", "ROLE", "HAS", "BEHIND", "HEARD", "PID", "MACHINE")
-_SLOTS = 4
-"""How many missing parts of a commit are named."""
+_RISE, _BYTES = ("commits", "fetches"), "bytes."
+"""The counts that only rise while one process counts."""
+_NAMED = 4
+"""How many parts that are missing, or components that are gone, are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +28,34 @@ class Rates:
     @classmethod
     def between(cls, before: Mapping[str, int], now: Mapping[str, int], seconds: float) -> Rates | None:
         """Return what two looks at the same process tell; None if there was no time between them, or another process."""
-        if seconds <= 0 or any(now.get(name, 0) < count for name, count in before.items()):
+        since = {name: count - before.get(name, 0) for name, count in now.items() if name in _RISE or name.startswith(_BYTES)}
+        if seconds <= 0 or min(since.values(), default=0) < 0:
             return None
-        since = {name: count - before.get(name, 0) for name, count in now.items()}
-        moved = sum(count for name, count in since.items() if name.startswith("bytes."))
+        moved = sum(count for name, count in since.items() if name.startswith(_BYTES))
         return cls(since.get("commits", 0) / seconds, since.get("fetches", 0) / seconds, moved / seconds)
 
 
-def lines_of(standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None) -> list[str]:
-    """Return all that is said of a service. ``where`` is how the user named it; ``rest`` says that nobody answers."""
+def lines_of(
+    standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None, advice: str = ""
+) -> list[str]:
+    """Return all that is said of a service.
+
+    ``where`` is how the user named it; ``rest`` says that nobody answers, ``advice`` what to do then.
+    """
     return [
         *_head(standing, now_ns, rest, rates),
         *_section(
             _VERSIONS, [_version(each, standing, now_ns) for each in standing.versions], ("STEP", "AGE", "SIZE", "READERS")
         ),
-        *_section(_COMPONENTS, [_component(each, standing) for each in standing.components], ("HEARD", "PID")),
-        *_remarks(standing, plain(where)),
+        *_section(_COMPONENTS, [_component(each, standing) for each in standing.components if is_here(each)], ("HEARD", "PID")),
+        *_remarks(standing, plain(where), plain(advice)),
     ]
 
 
 def _head(standing: Standing, now_ns: int, rest: str, rates: Rates | None) -> Iterator[str]:
     serving = standing.serving
     if serving is None:
-        yield f"{rest}; {_pointers(standing)}"
+        yield f"{plain(rest)}; {_pointers(standing)}"
     else:
         up = f"pid {serving.pid}, term {standing.term}, up {duration(serving.uptime_s)}"
         yield f"run {plain(standing.run_id)} at {plain(serving.address)} ({up})"
@@ -126,6 +133,11 @@ def _component(each: ComponentStanding, standing: Standing) -> tuple[str, ...]:
     )
 
 
+def is_here(each: ComponentStanding) -> bool:
+    """Say whether a component was heard of at all; one that hangs was, once."""
+    return each.silent_s is not None
+
+
 def behind(each: ComponentStanding, standing: Standing) -> str:
     """Return how far a reader is behind, in words."""
     if each.has_lost:
@@ -136,13 +148,13 @@ def behind(each: ComponentStanding, standing: Standing) -> str:
     return f"{counted(lag.versions, 'version')}, {counted(lag.steps, 'step')}" if lag.versions > 0 else "nothing"
 
 
-def _remarks(standing: Standing, where: str) -> Iterator[str]:
+def _remarks(standing: Standing, where: str, advice: str) -> Iterator[str]:
     """Yield what somebody has to know who was woken for this."""
-    remarks = [*_held(standing, where), *map(_coming, standing.stagings)]
+    remarks = [*_gone(standing), *map(_coming, standing.stagings), *_held(standing, where)]
     if standing.last_failure:
         remarks.append(f"the disk has refused: {plain(standing.last_failure)}")
-    if standing.serving is None:
-        remarks.append(f"milepost serve {where} goes on from there")
+    if advice:
+        remarks.append(advice)
     yield from ("", *remarks) if remarks else ()
 
 
@@ -151,7 +163,15 @@ def _held(standing: Standing, where: str) -> Iterator[str]:
         yield f"held by {plain(standing.held_by)}: no fetch is answered until it resumes; milepost unhold {where} ends that"
 
 
+def _gone(standing: Standing) -> Iterator[str]:
+    names = [plain(each.component) for each in standing.components if not is_here(each) and each.component != OPERATOR]
+    if names:
+        named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        why = "ended, or not heard of since the service began" if standing.serving is not None else "joined before it ended"
+        yield f"{named}: {why}"
+
+
 def _coming(each: StagingStanding) -> str:
-    named = ", ".join(map(plain, each.missing[:_SLOTS])) + (" ..." if len(each.missing) > _SLOTS else "")
+    named = ", ".join(map(plain, each.missing[:_NAMED])) + (" ..." if len(each.missing) > _NAMED else "")
     still = f"{counted(len(each.missing), 'part')} missing: {named}" if each.missing else "all parts are here"
     return f"step {each.step:,} of {plain(each.component)} is on its way; {still}"

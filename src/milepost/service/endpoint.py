@@ -37,6 +37,10 @@ class Endpoint:
     has_ended: bool = False
     """Whether it has ended in good order."""
     bulk_port: int = 0
+    journal: str = ""
+    """The path of the journal."""
+    disk: str = ""
+    """In which store versions lie. Whoever begins next looks there for both, unless it is told to look elsewhere."""
 
     @property
     def is_dead(self) -> bool:

@@ -11,8 +11,9 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from threading import Lock
+from typing import Any
 
 from milepost.clock import Clock
 from milepost.errors import ConflictError, InternalError, MismatchError, StoreError
@@ -20,7 +21,7 @@ from milepost.records import Difference
 from milepost.service.core.records import Entry
 from milepost.service.sqlite_failures import doubtful, said_by, sqlite_error
 from milepost.service.wal import lost_transactions
-from milepost.service.written import BEGINNING, chained, damaged_journal, entry_of, rows_of
+from milepost.service.written import beginning, chained, damaged_journal, entry_of, rows_of
 from milepost.store.directories import Directories
 from milepost.store.place import place_of
 from milepost.store.posix import Posix, failures_of
@@ -33,6 +34,9 @@ LOG_BYTES = 4 << 20
 """When the write-ahead log is taken over into the file, and cut off."""
 _BUSY_MS = 5_000
 _PAGE_BYTES = 4096
+_ALL = "SELECT number, CAST(kind AS BLOB), CAST(body AS BLOB), CAST(chain AS BLOB) FROM entries ORDER BY number"
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "")
+"""What is said of a damaged file. Of statements that are always the same it can mean nothing else."""
 
 _TABLES = f"""
 BEGIN IMMEDIATE;
@@ -65,7 +69,7 @@ class Journal:
         try:
             with self._failures("open"):
                 self._set_up(clock.nonce(), run_id or clock.nonce())
-                self.id, self.run_id = self._connection.execute("SELECT id, run_id FROM identity").fetchone()
+                self.id, self.run_id = self._one("SELECT id, run_id FROM identity")
                 self._last = self._read_last()
         except BaseException:
             self._connection.close()
@@ -83,9 +87,9 @@ class Journal:
     def entries(self) -> list[Entry]:
         """Return all entries, in order. Raises `CorruptError` (kind ``damaged-journal``) unless each of them is as written."""
         found: list[Entry] = []
-        before = BEGINNING
-        with self._used(), self._failures("read"):
-            rows = self._connection.execute("SELECT number, kind, body, chain FROM entries ORDER BY number")
+        before = beginning(self.id, self.run_id)
+        # As bytes, whatever a bent page says they are. Closed whatever comes: an open question keeps the file open for ever.
+        with self._used(), self._failures("read"), closing(self._connection.execute(_ALL)) as rows:
             for number, kind, body, chain in rows:
                 if number != len(found) + 1 or chain != chained(before, kind, body):
                     raise damaged_journal(self.path, f"row {number} is not what follows row {len(found)}")
@@ -155,7 +159,7 @@ class Journal:
         connection.execute("PRAGMA synchronous = FULL")
         if is_new:
             connection.executescript(_TABLES)  # one transaction, which the next lines end: a kill leaves an empty file
-            connection.execute("INSERT INTO last VALUES (1, 0, ?)", (BEGINNING,))
+            connection.execute("INSERT INTO last VALUES (1, 0, ?)", (beginning(new_id, run_id),))
             connection.execute("INSERT INTO identity VALUES (1, ?, ?)", (new_id, run_id))
             connection.execute("COMMIT")
 
@@ -172,11 +176,14 @@ class Journal:
             )
 
     def _read_last(self) -> tuple[int, bytes]:
-        row = self._connection.execute("SELECT number, chain FROM last").fetchone()
-        if row is None:
-            raise damaged_journal(self.path, "the number of its last row is gone")
-        number, chain = row
+        number, chain = self._one("SELECT number, CAST(chain AS BLOB) FROM last")
         return number, chain
+
+    def _one(self, question: str) -> tuple[Any, Any]:
+        row: tuple[Any, Any] | None = self._connection.execute(question).fetchone()
+        if row is None:
+            raise damaged_journal(self.path, "a row that is always there is gone")
+        return row
 
     def _check_fence(self) -> None:
         if self._read_last() != self._last:
@@ -187,14 +194,14 @@ class Journal:
                 path=self.path,
             )
 
-    def _entry(self, number: int, kind: str, body: bytes) -> Entry:
+    def _entry(self, number: int, kind: bytes, body: bytes) -> Entry:
         try:
             return entry_of(kind, body)
         except ValueError as error:  # msgspec's are such, too. Its digest is right: it was written so
             raise damaged_journal(self.path, f"row {number} is no entry: {error}") from error
 
     def _take_over_log(self) -> None:
-        """Bound the log. What was appended is durable already: a disk without room for this fails the next append, not this one."""
+        """Bound the log. What was appended is durable already: a disk without room for this fails the next append."""
         try:
             if os.stat(self.path + "-wal").st_size < LOG_BYTES:
                 return
@@ -227,8 +234,10 @@ class Journal:
         """Turn what SQLite raises inside into an error of ours. An append that was not ``undone`` may leave a doubt."""
         try:
             yield
+        except sqlite3.ProgrammingError as error:
+            raise InternalError("the journal is closed", kind="journal-closed", path=self.path) from error
         except sqlite3.Error as error:
-            if said_by(error) in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+            if said_by(error) in _DAMAGED:
                 raise damaged_journal(self.path, str(error)) from error
             failure = sqlite_error(error, operation, self.path)
             if operation == "append to":

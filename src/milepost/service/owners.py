@@ -63,7 +63,11 @@ def take(tier: MemoryTier, owner: Owner, posix: Posix) -> FileLock:
                 hint="end it: fuser names the process that has the file open",
                 path=lock.path,
             )
-        lock.write(seal(msgspec.json.encode(owner)))
+        try:
+            lock.write(seal(msgspec.json.encode(owner)))
+        except BaseException:
+            lock.unlock()
+            raise
     return lock
 
 

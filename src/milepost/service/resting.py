@@ -14,7 +14,7 @@ from milepost.service.adopting import JOURNAL, SERVICE, SHARED_MEMORY, Found, ad
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Tier, Weights
 from milepost.service.core.service import begin
-from milepost.service.endpoint import ENDPOINT
+from milepost.service.endpoint import ENDPOINT, Endpoint, read_endpoint
 from milepost.service.journal import Journal
 from milepost.service.owners import owner_of
 from milepost.service.standing import ComponentStanding, Standing, VersionStanding
@@ -49,14 +49,16 @@ def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> R
     `Journal` raises for a journal that is damaged or of a newer milepost.
     """
     store = LocalStore(os.path.join(root, SERVICE), clock)
-    path = os.path.join(store.root, JOURNAL)
+    endpoint = read_endpoint(root)
+    path = endpoint.journal or os.path.join(store.root, JOURNAL)
+    versions = LocalStore(endpoint.disk, clock) if endpoint.disk else store
     # SQLite writes beside what it reads, and a service may begin at any moment: it is a copy that is read.
     with tempfile.TemporaryDirectory(prefix="milepost-journal-") as scratch:
         _copy(root, path, scratch)
         with Journal(os.path.join(scratch, JOURNAL), clock) as journal:
             entries, run_id, journal_id = journal.entries(), journal.run_id, journal.id
     owner = owner_of(run_id, store.root, path, journal_id)
-    memory, disk = MemoryTier(os.path.join(memory_base, owner.directory_name)), DiskTier(store)
+    memory, disk = MemoryTier(os.path.join(memory_base, owner.directory_name)), DiskTier(versions)
     catalogue = Catalogue(entries)
     found = adopt(catalogue, memory, disk)
     catalogue.apply(begin(entries, found.memory, found.disk))
@@ -86,13 +88,12 @@ def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Sta
     )
 
 
-def last_word(root: str) -> str:
+def last_word(root: str, endpoint: Endpoint) -> str:
     """Return when a service has last written anything down, for people; empty if nobody knows."""
-    names = (ENDPOINT, JOURNAL, f"{JOURNAL}-wal")
     times = []
-    for name in names:
+    for path in (os.path.join(root, SERVICE, ENDPOINT), endpoint.journal, f"{endpoint.journal}-wal"):
         with suppress(OSError):
-            times.append(os.stat(os.path.join(root, SERVICE, name)).st_mtime_ns)
+            times.append(os.stat(path).st_mtime_ns)
     return utc_text(max(times)) if times else ""
 
 

@@ -28,8 +28,11 @@ class ServiceSettings:
     disk_keep_versions: int = 5
     disk_path: str | None = None
     """Where versions go on disk; None: into the run root."""
+    journal_path: str | None = None
+    """The directory of what is written down; None: the run root. A disk of this machine, where that is on a network."""
     transport: str = "auto"
-    """Which way bytes go: ``auto`` offers each, the fastest first; else the name of one."""
+    """Which way bytes go: ``auto`` offers each, the fastest first; else the name of one. ``rdma`` is offered beside the others
+    where it is named, and needs ``insecure``: a transfer engine hands memory to everybody who reaches its ports."""
     commit_timeout_s: float = 120.0
     """For how long a commit waits for its next part."""
     fetch_timeout_s: float = 60.0
@@ -62,11 +65,16 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name, lowest in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and not lowest <= value < _MOST:
-                raise _bad(name, value, f"{name} is at least {lowest}")
+            is_whole = isinstance(value, int) or not isinstance(lowest, int)
+            if value is None and name == "memory_bytes":
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool) or not is_whole or not lowest <= value < _MOST:
+                raise _bad(name, value, f"{name} is {'a whole number, ' * isinstance(lowest, int)}at least {lowest}")
         for name, (is_right, what) in _RULES.items():
             if not is_right(getattr(self, name)):
                 raise _bad(name, getattr(self, name), f"{name} is {what}")
+        if self.lease_s <= self.heartbeat_s:
+            raise _bad("lease_s", self.lease_s, "lease_s is more than heartbeat_s: a reader says that it is there only so often")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise _bad("tls_key", self.tls_key, "give both tls_cert and tls_key, or neither")
         if self.tls_ca is not None and self.tls_cert is None:
@@ -78,6 +86,17 @@ class ServiceSettings:
                 hint="give tls_cert and tls_key, and leave the token on; or say insecure=True where the network is trusted",
                 host=self.host,
             )
+
+        if self.transport == "rdma" and not self.insecure:
+            raise UsageError(
+                "the transfer engine hands weights to everybody who reaches its ports, whatever `host` says",
+                kind="insecure",
+                hint="say insecure=True where the network is trusted; or transport=`auto`",
+                transport=self.transport,
+            )
+
+        if self.transport == "rdma" and self.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
+            raise _bad("host", self.host, "with transport=`rdma` it is the address by which readers reach this machine")
 
     def core(self, free_memory_bytes: int) -> Settings:
         """Return what the core is told. ``free_memory_bytes``: what is free where versions are kept in memory."""
@@ -117,35 +136,49 @@ def _bad(name: str, value: object, hint: str) -> UsageError:
     )
 
 
+def _is_file(path: Any) -> bool:
+    return path is None or (isinstance(path, str) and Path(path).is_file())
+
+
+def _is_port(port: Any) -> bool:
+    return isinstance(port, int) and 0 <= port < 65536
+
+
+def _is_token(token: Any) -> bool:
+    if not token:
+        return token in (None, "")
+    return isinstance(token, str) and token.isascii() and token.isprintable() and len(token) >= 16
+
+
+def _is_threshold(threshold: Any) -> bool:
+    return threshold == "auto" or (isinstance(threshold, int | float) and 0 <= threshold <= 1)
+
+
 _MOST = 2**62
 _LEAST: dict[str, float] = {
     "memory_bytes": 0,
     "memory_keep_versions": 1,
     "disk_keep_versions": 1,
     "commit_timeout_s": 0.001,
-    "fetch_timeout_s": 0,
+    "fetch_timeout_s": 0.0,
     "heartbeat_s": 0.001,
     "lease_s": 0.001,
     "retry_s": 0.001,
-    "link_bytes_s": 1,
+    "link_bytes_s": 1.0,
     "max_message_bytes": 64 << 10,
     "max_calls": 8,
 }
 _TRANSPORTS = ("auto", "shm", "files", "store", "bulk", "grpc", "rdma")
+_PORT = "a port from 1 to 65535, or 0 for any"
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "backend": (lambda value: value == "memory", "`memory`; there is no other yet"),
     "transport": (lambda value: value in _TRANSPORTS, f"one of {', '.join(_TRANSPORTS)}"),
-    "incremental_threshold": (
-        lambda value: value == "auto" or (isinstance(value, int | float) and 0 <= value <= 1),
-        "`auto`, or a fraction of the bytes from 0 to 1",
-    ),
-    "port": (lambda value: 0 <= value < 65536, "a port from 1 to 65535, or 0 for any"),
-    "bulk_port": (lambda value: 0 <= value < 65536, "a port from 1 to 65535, or 0 for any"),
-    "token": (
-        lambda value: not value or (value.isascii() and value.isprintable() and len(value) >= 16),
-        "16 printable letters or more",
-    ),
-    "tls_cert": (lambda value: value is None or Path(value).is_file(), "a file of PEM certificates"),
-    "tls_key": (lambda value: value is None or Path(value).is_file(), "a file with a PEM key"),
-    "tls_ca": (lambda value: value is None or Path(value).is_file(), "a file of PEM certificates"),
+    "incremental_threshold": (_is_threshold, "`auto`, or a fraction of the bytes from 0 to 1"),
+    "host": (lambda value: isinstance(value, str) and value != "", "a name or an address of this machine"),
+    "port": (_is_port, _PORT),
+    "bulk_port": (_is_port, _PORT),
+    "token": (_is_token, "16 printable letters or more"),
+    "tls_cert": (_is_file, "a file of PEM certificates"),
+    "tls_key": (_is_file, "a file with a PEM key"),
+    "tls_ca": (_is_file, "a file of PEM certificates"),
 }

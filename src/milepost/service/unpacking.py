@@ -26,6 +26,7 @@ _ITEM_BYTES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 _ITEM_BYTES |= {short: np.dtype(name).itemsize for short, name in _NAMES.items() if short not in _ITEM_BYTES}
 _NOT_IN_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _MOST_AXES = 64
+_WIDENED = "weights.array(name, 'float32') converts it exactly; "
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Part:
             raise UsageError(
                 "NumPy has no such dtype",
                 kind="not-in-numpy",
-                hint="weights.array(name, 'float32') converts it exactly; weights.tensors() gives torch tensors",
+                hint=f"{_WIDENED if entry.dtype == 'bfloat16' else ''}weights.tensors() gives torch tensors",
                 name=name,
                 dtype=entry.dtype,
             )

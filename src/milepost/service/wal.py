@@ -20,7 +20,7 @@ _Sum = tuple[int, int]
 
 
 def lost_transactions(log: bytes, page_bytes: int) -> int:
-    """Return how many whole transactions lie behind the part of ``log`` that SQLite will take; one may be a crash's.
+    """Return how many transactions end behind the part of ``log`` that SQLite will take; one may be a crash's.
 
     ``page_bytes`` is the page size of the database, for a log whose own header is damaged.
     """
@@ -51,12 +51,17 @@ def _lost(log: bytes, page_bytes: int, order: str, before: _Sum | None) -> int:
         if frames[end][8:16] != salts or _frame_sum(before, frames[end], order) != told:
             break
         before, end = told, end + 1
-    # Of what is behind, a frame is whole if it follows from the one before it, whatever that one is worth.
-    return sum(
-        1
-        for last, frame in pairwise(frames[end:])
-        if struct.unpack(">I", frame[4:8])[0] and _frame_sum(_told(last), frame, order) == _told(frame)
-    )
+    behind = frames[end:]
+    # Of what is behind, a frame is whole if it follows from the one before it, whatever that one is worth. What an append has
+    # left that failed does not end in a whole one; and what was there before the log began anew has other salts.
+    whole = (frame for last, frame in pairwise(behind) if _frame_sum(_told(last), frame, order) == _told(frame))
+    ended = sum(1 for frame in whole if _ends(frame) and (before is None or frame[8:16] == salts))
+    return ended + sum(1 for frame in behind[:1] if _ends(frame))
+
+
+def _ends(frame: bytes) -> bool:
+    """Return whether a transaction ends with a frame: it then tells how many pages the file has."""
+    return frame[4:8] != b"\0\0\0\0"
 
 
 def _told(frame: bytes) -> _Sum:

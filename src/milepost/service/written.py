@@ -11,13 +11,15 @@ import msgspec
 from milepost.errors import CorruptError
 from milepost.service.core.records import Entry
 
-BEGINNING = b"\0" * 32
-"""What the first row is chained to."""
-
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Entry)}
 
 Row = tuple[str, bytes, bytes]
 """Kind, body, and the digest of both and of the row before."""
+
+
+def beginning(name: str, run_id: str) -> bytes:
+    """Return what the first row is chained to: whose journal it is."""
+    return hashlib.sha256(f"{name}\n{run_id}".encode()).digest()
 
 
 def rows_of(entries: Iterable[Entry], before: bytes) -> list[Row]:
@@ -25,19 +27,19 @@ def rows_of(entries: Iterable[Entry], before: bytes) -> list[Row]:
     rows: list[Row] = []
     for entry in entries:
         kind, body = type(entry).__name__, msgspec.json.encode(entry)
-        before = chained(before, kind, body)
+        before = chained(before, kind.encode(), body)
         rows.append((kind, body, before))
     return rows
 
 
-def chained(before: bytes, kind: str, body: bytes) -> bytes:
+def chained(before: bytes, kind: bytes, body: bytes) -> bytes:
     """Return the digest of a row that follows the row with the digest ``before``."""
-    return hashlib.sha256(b"%b%b\0%b" % (before, kind.encode(), body)).digest()
+    return hashlib.sha256(b"%b%b\0%b" % (before, kind, body)).digest()
 
 
-def entry_of(kind: str, body: bytes) -> Entry:
+def entry_of(kind: bytes, body: bytes) -> Entry:
     """Return the entry of a row. Raises `ValueError` for one that is none."""
-    decoder = _decoders.get(kind)
+    decoder = _decoders.get(kind.decode())
     if decoder is None:
         raise ValueError(f"no entry is called {kind!r}")
     entry: Entry = decoder.decode(body)

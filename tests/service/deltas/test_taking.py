@@ -148,7 +148,7 @@ def test_a_service_makes_the_part_that_it_was_told_and_lets_go_of_the_rest(tmp_p
     memory, _ = tier_of(tmp_path / "memory", [])
     told = b"".join(tell(base, new, How()) or [])
     part = Blob("coming", "weights.safetensors")
-    take_told(memory, brought(memory, "coming", told), base, part, Chunks.of(new))
+    take_told(memory, brought(memory, "coming", told + b"of an earlier try"), len(told), base, part, Chunks.of(new))
     assert memory.map(part) == new
     assert memory.names("coming") == [part.name]
 
@@ -161,7 +161,7 @@ def test_a_service_that_is_told_nonsense_keeps_nothing_of_it(tmp_path: Path) -> 
     for said, against, error in ((told, new, MismatchError), (told[:-1], base, CorruptError), (b"", base, CorruptError)):
         blob = brought(memory, "coming", said)
         with pytest.raises(error):
-            take_told(memory, blob, against, part, Chunks.of(new))
+            take_told(memory, blob, len(said), against, part, Chunks.of(new))
         assert memory.names("coming") == []
     with pytest.raises(NotFoundError):
-        take_told(memory, Blob("coming", "weights.from-0"), base, part, Chunks.of(new))
+        take_told(memory, Blob("coming", "weights.from-0"), 100, base, part, Chunks.of(new))

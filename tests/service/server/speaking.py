@@ -27,6 +27,8 @@ class Speaker:
         self.metadata = [("authorization", f"Bearer {token}")] if token is not None else []
         self.caller = pb.Caller(component=component, incarnation=incarnation)
         self.place = ""
+        self.waits = True
+        """For a server that is not there."""
 
     def __enter__(self) -> Speaker:
         return self
@@ -35,7 +37,7 @@ class Speaker:
         self.channel.close()
 
     def say(self, name: str, request: Any, timeout_s: float = PATIENCE_S) -> Any:
-        return getattr(self.stub, name)(request, metadata=self.metadata, timeout=timeout_s, wait_for_ready=True)
+        return getattr(self.stub, name)(request, metadata=self.metadata, timeout=timeout_s, wait_for_ready=self.waits)
 
     def hello(self, role: str = "trainer", epoch: int = 1, **fields: Any) -> pb.Welcome:
         return self.say("Hello", pb.HelloRequest(caller=self.caller, role=role, epoch=epoch, versions=["v1"], **fields))
@@ -60,8 +62,7 @@ class Speaker:
         return self.say("Upload", pieces())
 
     def arrived(self, key: str, slot: str, data: bytes) -> pb.Accepted:
-        shard = wire.pack_shard(slot, Chunks.of(data, CHUNK))
-        return self.say("Arrived", pb.ArrivedRequest(caller=self.caller, key=key, shard=shard))
+        return self.say("Arrived", arrived_request(self.caller, key, slot, data))
 
     def finish(self, key: str, *, durable: bool = False, wait_ms: int = 60_000) -> pb.Done:
         return self.say("Finish", pb.FinishRequest(caller=self.caller, key=key, durable=durable, wait_ms=wait_ms))
@@ -84,6 +85,11 @@ class Speaker:
 
     def status(self) -> pb.StatusReply:
         return self.say("Status", pb.StatusRequest())
+
+
+def arrived_request(caller: pb.Caller, key: str, slot: str, data: bytes) -> pb.ArrivedRequest:
+    """Say that a part is there."""
+    return pb.ArrivedRequest(caller=caller, key=key, shard=wire.pack_shard(slot, Chunks.of(data, CHUNK)))
 
 
 def refusal(error: grpc.RpcError) -> Refused:

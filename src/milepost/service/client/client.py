@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from milepost.clock import Clock, SystemClock
 from milepost.errors import NotFoundError, UsageError
 from milepost.service.client.calls import Calls, Identity
 from milepost.service.client.committing import Committing, Done, Underway
+from milepost.service.client.differing import Differences, check_link
 from milepost.service.client.fetching import Fetching, Want
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.line import Line
@@ -30,6 +32,8 @@ from milepost.service.transports.host import host_id
 from milepost.service.transports.host_cache import HostCache
 from milepost.service.wire import check_name, pack_commit
 
+log = logging.getLogger("milepost")
+
 _LAST = Commit(0, 0)
 """Stands for what this client fetched last."""
 
@@ -46,6 +50,8 @@ def connect(
     commit_timeout: float = 120.0,
     fetch_timeout: float = 60.0,
     transport: str = "auto",
+    incremental: bool = True,
+    link_bytes_s: float | None = None,
     run_id: str = "",
     incarnation: str | None = None,
     epoch: int = 0,
@@ -65,6 +71,10 @@ def connect(
     commit for ``commit_timeout``, in all else for ``fetch_timeout``. ``limit_bytes`` bounds a version (default: this
     machine's memory).
 
+    From another host only what changed travels, where that is there sooner: for it the last version that was read, and the last
+    that was committed, is kept here until the next one is. ``incremental=False`` does without. How fast bytes come and go is
+    measured, unless ``link_bytes_s`` says it.
+
     Raises `ServiceError` (kind ``unreachable``), `NotFoundError` (``no-service``), `UsageError` (``no-service-named``,
     ``bad-token``, ``other-run``), `ConflictError` (``superseded``).
     """
@@ -74,7 +84,9 @@ def connect(
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
     identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
-    client = Client(calls, Ways(calls, transport), commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
+    ways = Ways(calls, transport, check_link(link_bytes_s))
+    differences = Differences(calls, ways, incremental=incremental)
+    client = Client(calls, ways, differences, commit_timeout, fetch_timeout, limit_bytes, shared=incarnation is not None)
     try:
         client.begin_to_beat(timeout)
     except BaseException:
@@ -91,12 +103,23 @@ class Client:
     """
 
     def __init__(
-        self, calls: Calls, ways: Ways, commit_timeout: float, fetch_timeout: float, limit_bytes: int | None, *, shared: bool
+        self,
+        calls: Calls,
+        ways: Ways,
+        differences: Differences,
+        commit_timeout: float,
+        fetch_timeout: float,
+        limit_bytes: int | None,
+        *,
+        shared: bool,
     ) -> None:
         self._calls = calls
+        self._is_shared = shared
         self._heartbeat = Heartbeat(calls)
-        self._commits = Committing(calls, ways, commit_timeout)
-        self._fetches = Fetching(calls, ways, self._heartbeat, fetch_timeout, limit_bytes)
+        self._commits = Committing(calls, ways, differences, commit_timeout)
+        self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
+        if not shared:
+            self._heartbeat.reads = self._fetches.running
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
         self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
@@ -104,8 +127,14 @@ class Client:
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
         until = Until(self._calls.clock, timeout)
-        self._calls.keep_trying(lambda: self._calls.join(until), until, lambda: "nothing was changed")
+        joined = self._calls.keep_trying(lambda: self._calls.join(until), until, lambda: "nothing was changed")
         self._heartbeat.start()
+        me = self._calls.identity
+        if me.role == "trainer" and me.step is None and joined.live is not None and not self._is_shared:
+            log.warning(
+                "this trainer begins anew, and its first commit leaves %s behind: connect(step=...) goes on from a step",
+                joined.live,
+            )
 
     @property
     def component(self) -> str:

@@ -14,11 +14,12 @@ from typing import TypeVar
 from milepost.errors import ConflictError, MilepostError, UsageError
 from milepost.records import Version
 from milepost.service.client.calls import Calls
+from milepost.service.client.differing import Differences
 from milepost.service.client.line import Broken
 from milepost.service.client.until import Until
 from milepost.service.client.ways import Ways
 from milepost.service.core.records import Commit, Shard
-from milepost.service.index import Chunks, blob_of, is_slot
+from milepost.service.index import Chunks, blob_of, delta_of, is_slot
 from milepost.service.packing import Parcel, fill
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.transports.base import Blob
@@ -32,6 +33,8 @@ _BEGIN_AGAIN = frozenset(
     {"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"}
 )
 """What a commit may hear whose service was started anew, or has swept what nobody brought in time."""
+_BRING_WHOLE = frozenset({"wrong-base", "no-such-base", "damaged-delta", "no-such-blob", "not-announced"})
+"""What a commit hears whose part could not be made of how it differs from the one before."""
 _MOST_FAILURES = 8
 _PAUSE_S = 0.05
 
@@ -65,9 +68,21 @@ class Underway:
     until: Until
     brought: dict[str, tuple[memoryview, Chunks]] = field(default_factory=dict)
     """What this process has of it, packed, with its digests."""
+    travelled: set[str] = field(default_factory=set)
+    """The parts that went over a connection, and not into memory of this host."""
+    whole: set[str] = field(default_factory=set)
+    """The parts that the service could not make of how they differ."""
     bring: pb.Bring | None = None
     """What the service has answered last; None: it is to be asked, again."""
-    may_be_visible: bool = False
+    is_alone: bool = False
+    """Whether no other process brings parts of it."""
+    announced: set[str] = field(default_factory=set)
+    """The parts of which the service was told that they are there, whether it has heard of it or not."""
+
+    @property
+    def may_be_visible(self) -> bool:
+        """Say whether all parts may be there: with the last one it becomes visible."""
+        return self.announced >= self.sizes.keys() or (bool(self.announced) and not self.is_alone)
 
     @property
     def certain(self) -> str:
@@ -80,9 +95,10 @@ class Underway:
 class Committing:
     """Be the writing side of one client, for several threads."""
 
-    def __init__(self, calls: Calls, ways: Ways, timeout_s: float) -> None:
+    def __init__(self, calls: Calls, ways: Ways, differences: Differences, timeout_s: float) -> None:
         self._calls = calls
         self._ways = ways
+        self._differences = differences
         self._timeout_s = timeout_s
 
     def underway(
@@ -100,6 +116,7 @@ class Committing:
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         """Do all of it. Raises `ServiceError` (kind ``unreachable``) with what is certain of it; what it is refused with."""
+        commit.is_alone = True
         return self._through(commit, parcels, lambda: self._end(commit, parcels, durable=durable))
 
     def begin(self, commit: Underway) -> None:
@@ -161,20 +178,46 @@ class Committing:
             memory = room if room is not None else self._ways.own(size_bytes)
             chunks = fill(parcel, memory)
             commit.brought[slot] = memory, chunks
-        if room is None:
+        if room is not None:
+            self._arrived(commit, slot, chunks)
+            return
+        commit.travelled.add(slot)
+        if slot in commit.whole or not self._told(commit, where, slot, memory, chunks):
             self._ways.bring(sinks, {blob: memory}, timeout_s=commit.until.left_s)
-        self._arrived(commit, slot, chunks)
+            self._arrived(commit, slot, chunks)
 
-    def _arrived(self, commit: Underway, slot: str, chunks: Chunks) -> None:
-        # With the last part it becomes visible; which is the last this process knows only if it brings them all.
-        commit.may_be_visible = commit.may_be_visible or len(commit.brought) == len(commit.sizes) or len(commit.sizes) > 1
-        request = pb.ArrivedRequest(caller=self._calls.caller, key=commit.key, shard=pack_shard(slot, chunks))
+    def _told(self, commit: Underway, where: pb.Bring, slot: str, memory: memoryview, chunks: Chunks) -> bool:
+        """Bring how a part differs from the version before, where that is less; return whether the service made it of that."""
+        told = self._differences.told(where.service_keeps_base, slot, memory)
+        if told is None:
+            return False
+        base, difference = told
+        blob = Blob(where.place, delta_of(slot, base.number))
+        try:
+            self._ways.bring(unpack_sources(where.sinks), {blob: difference}, timeout_s=commit.until.left_s)
+            self._arrived(commit, slot, chunks, base, pb.Shard(slot=blob.name, size_bytes=len(difference)))
+        except MilepostError as error:
+            if error.kind not in _BRING_WHOLE:
+                raise
+            log.info("a part is brought whole that was told: key=%s part=%s cause=%s", commit.key, slot, error.message)
+            commit.whole.add(slot)
+            return False
+        return True
+
+    def _arrived(
+        self, commit: Underway, slot: str, chunks: Chunks, base: Commit | None = None, told: pb.Shard | None = None
+    ) -> None:
+        commit.announced.add(slot)
+        request = pb.ArrivedRequest(
+            caller=self._calls.caller, key=commit.key, shard=pack_shard(slot, chunks), base=pack_commit(base), told=told
+        )
         wait_s = chunks.size_bytes / _VERIFIED_BYTES_S
         self._calls.ask("Arrived", request, commit.until, wait_s=wait_s, certain=lambda: commit.certain)
 
     def _end(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
         done = self.wait(commit.key, commit.until, durable=durable, certain=lambda: commit.certain)
         self._compare(commit, parcels, done)
+        self._differences.has_brought(done.at, {slot: commit.brought[slot][0] for slot in commit.travelled})
         commit.brought.clear()
         return done
 

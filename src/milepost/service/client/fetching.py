@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from milepost.errors import NotFoundError, ServiceError
 from milepost.service.client.calls import Calls
+from milepost.service.client.differing import Differences
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.leases import Leases
 from milepost.service.client.until import Until
@@ -24,6 +25,7 @@ from milepost.service.wire import Told, pack_commit, unpack_sources, unpack_weig
 log = logging.getLogger("milepost")
 
 _ASK_AGAIN = frozenset({"no-such-blob", "transport-failed", "unreachable"})
+_WAIT_ON = frozenset({"not-yet", "held"})
 _PAUSE_S = 0.1
 
 Want: TypeAlias = Literal["newest", "exact", "at least"]
@@ -32,15 +34,28 @@ Want: TypeAlias = Literal["newest", "exact", "at least"]
 class Fetching:
     """Be the reading side of one client, for several threads."""
 
-    def __init__(self, calls: Calls, ways: Ways, heartbeat: Heartbeat, timeout_s: float, limit_bytes: int | None) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        ways: Ways,
+        differences: Differences,
+        heartbeat: Heartbeat,
+        timeout_s: float,
+        limit_bytes: int | None,
+    ) -> None:
         self._calls = calls
         self._ways = ways
+        self._differences = differences
         self._leases = Leases(heartbeat.release)
         self._timeout_s = timeout_s
         self._limit_bytes = limit_bytes if limit_bytes is not None else _all_memory()
         self._changing = threading.Lock()
         self.has: Commit | None = None
         """What was fetched last: whether there is news is judged by it."""
+
+    def running(self) -> list[Commit]:
+        """Return which versions this process reads."""
+        return self._leases.running()
 
     def fetch(self, wait_s: float, want: Want, at: Commit | None, parts: Sequence[str], has: Commit | None) -> Weights | None:
         """Return a version other than ``has``; None if there is none, also after a wait for it.
@@ -50,14 +65,16 @@ class Fetching:
         # The wait is the caller's; the time that the service is away comes on top of it.
         news, patience = Until(self._calls.clock, wait_s), Until(self._calls.clock, wait_s + self._timeout_s)
         while True:
-            take = self._ask(news, patience, want, at, has)
-            if take is None and news.is_over:
-                return None
-            if take is None:
-                continue  # the service lets nobody wait for longer than it is set to
             try:
-                return self._take(*take, parts, patience)
+                take = self._ask(news, patience, want, at, has)
+                if take is not None:
+                    return self._take(*take, parts, patience)
+                if news.is_over:
+                    return None
             except (NotFoundError, ServiceError) as error:
+                # The service lets nobody wait for longer than it is set to.
+                if error.kind in _WAIT_ON and not news.is_over:
+                    continue
                 if error.kind not in _ASK_AGAIN or patience.is_over:
                     raise
                 log.info("a version is asked for again: cause=%s", error.message)
@@ -95,10 +112,13 @@ class Fetching:
                     part=slot,
                 )
             blobs[slot] = Blob(told.place, blob_of(slot))
-        views = self._ways.fetch(
-            sources, {blobs[slot]: told.chunks[slot] for slot in blobs}, limit_bytes=self._limit_bytes, timeout_s=patience.left_s
-        )
-        weights = Weights(told.weights, {slot: views[blob] for slot, blob in blobs.items()}, lease)
+        views = self._differences.fetch(told, sources, blobs, limit_bytes=self._limit_bytes, until=patience)
+        whole = {blob: told.chunks[slot] for slot, blob in blobs.items() if blob not in views}
+        if whole:
+            views |= self._ways.fetch(sources, whole, limit_bytes=self._limit_bytes, timeout_s=patience.left_s)
+        parts_here = {slot: views[blob] for slot, blob in blobs.items()}
+        self._differences.has_read(told, sources, parts_here)
+        weights = Weights(told.weights, parts_here, lease)
         with self._changing:
             self.has = told.weights.at
         return weights

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from milepost.errors import ConflictError, MilepostError, ServiceError
-from milepost.service.client.calls import TRY_S, Calls
+from milepost.service.client.calls import Calls
 from milepost.service.client.line import Broken
 from milepost.service.client.until import Until
 from milepost.service.core.records import Commit
@@ -16,6 +17,8 @@ from milepost.threads import Member
 
 log = logging.getLogger("milepost")
 
+_BEAT_S = 5.0
+"""How long one call of this thread may take: whoever closes a client waits for it."""
 _LAST_WORDS_S = 2.0
 
 
@@ -27,6 +30,8 @@ class Heartbeat:
         # A queue and no event: the garbage collector may strike anywhere, and what it frees is given back by putting it here.
         self._inbox: SimpleQueue[Commit | None] = SimpleQueue()
         self._unsaid: dict[Commit, None] = {}
+        self.reads: Callable[[], Iterable[Commit]] | None = None
+        """What tells which versions this component reads; None where other processes are it, too."""
         self.is_held = False
         """Whether a trainer holds sampling, as it was said last."""
         self._thread = Member(self._serve, "milepost-heartbeat")
@@ -71,10 +76,10 @@ class Heartbeat:
         calls = self._calls
         known = calls.joined
         try:
-            reply = calls.line.call("Heartbeat", pb.HeartbeatRequest(caller=calls.caller), TRY_S)
+            reply = calls.line.call("Heartbeat", self._said(), _BEAT_S)
             self.is_held = reply.is_held
             if known is not None and reply.term != known.term:
-                calls.join(Until(calls.clock, TRY_S), known)
+                calls.join(Until(calls.clock, _BEAT_S), known)
         except Broken as error:
             log.debug("a heartbeat was not heard: cause=%s", error)
             self._look_again()
@@ -87,11 +92,18 @@ class Heartbeat:
                 return self._rejoin()
         except MilepostError as error:
             log.debug("a heartbeat was refused: cause=%s", error)
+            self._look_again()
         return True
+
+    def _said(self) -> pb.HeartbeatRequest:
+        if self.reads is None:
+            return pb.HeartbeatRequest(caller=self._calls.caller)
+        reads = [pb.Commit(term=at.term, number=at.number) for at in self.reads()]
+        return pb.HeartbeatRequest(caller=self._calls.caller, reads=reads, tells_reads=True)
 
     def _rejoin(self) -> bool:
         try:
-            self._calls.join(Until(self._calls.clock, TRY_S), self._calls.joined)
+            self._calls.join(Until(self._calls.clock, _BEAT_S), self._calls.joined)
         except ConflictError as error:
             self._calls.supersede(error)
             return False
@@ -109,7 +121,7 @@ class Heartbeat:
         for at in [*self._unsaid]:
             try:
                 request = pb.ReleaseRequest(caller=self._calls.caller, at=pack_commit(at))
-                self._calls.line.call("Release", request, TRY_S)
+                self._calls.line.call("Release", request, _BEAT_S)
             except Broken:
                 return  # at the next beat
             except MilepostError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from milepost.records import Version
 from milepost.service.client.calls import Calls
-from milepost.service.client.line import Broken, answers
+from milepost.service.client.line import Broken, TimedOut, answers
 from milepost.service.client.until import Until
 from milepost.service.core.records import Commit
 from milepost.service.proto import service_pb2 as pb
@@ -28,6 +28,14 @@ class News:
     """``committed``, ``durable``, ``rolled back``, ``held``, ``resumed``, ``began``."""
 
 
+_QUIET_S = 60.0
+"""For how long one call listens. A machine that has lost its power says nothing, for ever: it is asked anew."""
+
+
+class _QuietError(Exception):
+    """Say that there was no news for a while."""
+
+
 class Watch(Iterator[News]):
     """Yield news, the first at once: what is now. `close` ends it, also from another thread.
 
@@ -39,16 +47,18 @@ class Watch(Iterator[News]):
         self._timeout_s = timeout_s
         self._call: Any = None
         self._replies: Iterator[Any] = iter(())
+        self._is_answered = False
         self._last: News | None = None
         self._closed = False
 
     def __next__(self) -> News:
-        patience = Until(self._calls.clock, self._timeout_s)
         while True:
             if self._closed or self._calls.closing.is_set():
                 raise StopIteration
             try:
-                message = self._calls.keep_trying(self._next, patience)
+                message = self._calls.keep_trying(self._next, Until(self._calls.clock, self._timeout_s))
+            except _QuietError:
+                continue
             except Exception:
                 if self._closed or self._calls.closing.is_set():
                     raise StopIteration from None
@@ -61,14 +71,21 @@ class Watch(Iterator[News]):
     def _next(self) -> pb.News:
         self._calls.check()
         if self._call is None:
-            self._call = self._calls.line.stream("Watch", pb.WatchRequest(caller=self._calls.caller))
+            self._call = self._calls.line.stream("Watch", pb.WatchRequest(caller=self._calls.caller), _QUIET_S)
             self._replies = answers(self._call)
+            self._is_answered = False
         try:
             message: pb.News = next(self._replies)
+            self._is_answered = True
             return message
         except StopIteration as error:
             self._call = None
             raise Broken("the service has ended the watch") from error
+        except TimedOut as error:
+            self._call = None
+            if self._is_answered:  # what is now comes at once: a service that has not said it is not there
+                raise _QuietError from error
+            raise
         except BaseException:
             self._call = None
             raise

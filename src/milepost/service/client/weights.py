@@ -99,6 +99,10 @@ class Weights(Mapping[str, np.ndarray[Any, Any]]):
         """Return which parts there are here."""
         return tuple(sorted({part_of(slot) for slot in self._views}))
 
+    def files(self) -> dict[str, memoryview]:
+        """Return the bytes of each slot that was fetched, read-only: each is one safetensors file."""
+        return {**self._views}
+
     def release(self) -> None:
         """Let the service know that this version is read no more. Views stay valid. A second call does nothing."""
         self._views.clear()

@@ -173,12 +173,13 @@ class Commits:
             if (event.caller.component, event.key) in self._stagings:
                 return
             self._answer(event, self._unknown(event))
+        elif weights.at in catalogue.lost:
+            # Also who only waits for it to be live: it was, and is no more. The host that had it may be gone, and asks again.
+            hint = "load the live version into the trainer, then commit with it as the parent, under another key"
+            facts = {"version": str(weights.at), "live": str(catalogue.live)}
+            self._answer(event, Refused("lost-branch", "it was committed, and has been left behind since", hint, facts))
         elif not event.durable or catalogue.is_durable(weights.at):
             self._answer(event, Done(weights, catalogue.is_durable(weights.at)))
-        elif weights.at in catalogue.lost:
-            hint = "load the live version into the trainer, then commit with it as the parent"
-            facts = {"version": str(weights.at), "live": str(catalogue.live)}
-            self._answer(event, Refused("lost-branch", "it was left behind before it was durable", hint, facts))
 
     def not_durable(self, at: Commit, why: str) -> None:
         """Tell whoever waits for a version to be durable that the disk has refused it."""

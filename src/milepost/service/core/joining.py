@@ -19,8 +19,8 @@ class Components:
         self._desk = desk
         self._gone = gone
         self._heard_ns: dict[Caller, int] = {}
-        self._known: set[Caller] = set()
-        """Who may have something under way; a silent one, too."""
+        self._known: dict[Caller, int] = {}
+        """Who may have something under way, a silent one, too; and when each was heard of last."""
 
     def hello(self, event: Hello) -> None:
         """Let a process take the place of those before it. An earlier start of its component is refused."""
@@ -48,21 +48,24 @@ class Components:
     def hear(self, caller: Caller) -> None:
         """Note that a process is there."""
         if self.is_current(caller):
-            self._heard_ns[caller] = self._desk.now_ns
-            self._known.add(caller)
+            self._heard_ns[caller] = self._known[caller] = self._desk.now_ns
 
     def is_current(self, caller: Caller) -> bool:
         """Say whether a process is the one that its component is now."""
         current = self._desk.catalogue.current.get(caller.component)
         return current is not None and current.incarnation == caller.incarnation
 
-    def admits(self, request: Request, caller: Caller, *, trainer: bool = False) -> bool:
-        """Hear of a caller; answer one that is nobody, or no longer anybody, and return False."""
+    def admits(self, request: Request, caller: Caller, *, trainer: bool = False, itself: bool = True) -> bool:
+        """Hear of a caller; answer one that is nobody, or no longer anybody, and return False.
+
+        ``itself``: it is not somebody else who may have spoken for it, an operator.
+        """
         refused = self.refusal(caller)
         if refused is not None:
             self._desk.reply(request, refused)
             return False
-        self.hear(caller)
+        if itself:
+            self.hear(caller)
         if trainer and self._desk.catalogue.current[caller.component].role != "trainer":
             hint = "say hello as a trainer"
             self._desk.refuse(request, "no-trainer", "only a trainer brings weights", hint, **_facts(caller))
@@ -78,8 +81,8 @@ class Components:
         return Refused("not-joined", "nobody of that name is here", _AGAIN, _facts(caller))
 
     def heard_ns(self, caller: Caller) -> int | None:
-        """Return when a process was heard of last; None for one that is silent or not there."""
-        return self._heard_ns.get(caller)
+        """Return when a process was heard of last; None for one that has ended, or was not heard of since the service began."""
+        return self._known.get(caller)
 
     def superseded(self, caller: Caller) -> Refused:
         """Return what is said to a process that another has taken the place of."""
@@ -90,7 +93,7 @@ class Components:
     def forget(self, caller: Caller) -> None:
         """Let go of a process that has ended."""
         self._heard_ns.pop(caller, None)
-        self._known.discard(caller)
+        self._known.pop(caller, None)
         self._gone(caller)
 
     def silent(self) -> list[Caller]:

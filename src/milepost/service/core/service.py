@@ -108,7 +108,7 @@ class Service:
         return self._components.refusal(caller)
 
     def heard_ns(self, caller: Caller) -> int | None:
-        """Return when a process was heard of last; None for one that is silent or not there."""
+        """Return when a process was heard of last; None for one that has ended, or was not heard of since the service began."""
         return self._components.heard_ns(caller)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -124,13 +124,16 @@ class Service:
         match event:
             case Hello():
                 self._components.hello(event)
-            case Heartbeat(caller):
+            case Heartbeat(caller, reads):
                 self._components.hear(caller)
+                if reads is not None and self._components.is_current(caller):
+                    self._readers.said(caller, reads)
             case Goodbye(caller):
                 if self._components.is_current(caller):
                     self._components.forget(caller)
             case Begin() | Arrived() | Finish() | Link() | Hold() | Resume():
-                if self._components.admits(event.request, event.caller, trainer=True):
+                itself = not isinstance(event, Resume)
+                if self._components.admits(event.request, event.caller, trainer=True, itself=itself):
                     self._from_trainer(event)
             case Abort():
                 self._commits.abort(event)

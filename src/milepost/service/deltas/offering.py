@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,8 @@ from milepost.service.index import DELTA, Chunks, blob_of, delta_of
 from milepost.service.tiers.memory import MemoryTier
 from milepost.service.transports.base import Blob
 from milepost.threads import Member
+
+log = logging.getLogger("milepost")
 
 MOST_WAITING = 256
 """How many deltas may be asked for and not made yet: who comes next has the part whole."""
@@ -52,7 +55,7 @@ class _Work:
 
 
 class Offers:
-    """Make deltas in ``memory``, of ``most_bytes`` in all; ``part`` returns a part's bytes, or None, wherever they lie.
+    """Make deltas in ``memory``, of ``most_bytes`` in all; ``part`` returns the bytes of a base, or None, wherever they lie.
 
     Begins with `start`, ends with `close`. To be used from any thread; `ask` does not wait.
     """
@@ -67,6 +70,11 @@ class Offers:
         self._writing = threading.Lock()
         self._thread: Member | None = None
         self.last_failure = ""
+
+    @property
+    def are_made(self) -> bool:
+        """Say whether deltas are made here at all."""
+        return self._thread is not None and self._most_bytes > 0
 
     def start(self) -> None:
         """Begin to work. What an earlier service has told is let go of: nobody counts it."""
@@ -94,7 +102,7 @@ class Offers:
         with self._changing:
             work = self._works.pop(wish, None)
             if work is None or not work.is_for(how):
-                if self._thread is None or self._queue.qsize() >= MOST_WAITING:
+                if not self.are_made or self._queue.qsize() >= MOST_WAITING:
                     return _answer(None)
                 work = _Work(wish, how)
                 work.made.set_running_or_notify_cancel()  # one who no longer waits takes it from nobody else
@@ -121,14 +129,16 @@ class Offers:
             except NotFoundError:
                 pass  # let go of meanwhile
             except Exception as error:  # noqa: BLE001 - no reader waits for ever, and each has another way
-                self.last_failure = str(error) if isinstance(error, MilepostError) else repr(error)
+                self.last_failure = error.message if isinstance(error, MilepostError) else repr(error)
+                log.warning("a version is fetched whole, it could not be told: %s cause=%s", work.wish.blob, error)
             work.made.set_result(made)
 
     def _made(self, work: _Work) -> Chunks | None:
         wish = work.wish
+        # The new one lies in memory, or nothing is told: beside it the delta will lie, and will go with it.
+        new = self._memory.map(Blob(wish.place, blob_of(wish.slot)))
         base = self._part(Blob(wish.base_place, blob_of(wish.slot)))
-        new = self._part(Blob(wish.place, blob_of(wish.slot)))
-        if base is None or new is None or not self._is_wanted(work):
+        if base is None or not self._is_wanted(work):
             return None
         told = tell(base, new, work.how)
         if told is None:

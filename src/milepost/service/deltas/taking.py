@@ -63,14 +63,14 @@ def fetch_told(
     return moved, why
 
 
-def take_told(memory: MemoryTier, told: Blob, base: Buffer, part: Blob, chunks: Chunks) -> None:
+def take_told(memory: MemoryTier, told: Blob, told_bytes: int, base: Buffer, part: Blob, chunks: Chunks) -> None:
     """Make ``part`` in ``memory`` of the blob ``told``, which was brought, and ``base``. The blob goes, whatever comes of it.
 
     Raises `MismatchError` (kind ``wrong-base``), `CorruptError` (kind ``damaged-delta``), and what a tier raises; there is no
     such part then, and it is to be brought whole.
     """
     try:
-        said = memory.map(told)
+        said = memory.map(told)[:told_bytes]  # of an earlier try there may be more
         into = Folder(memory.directory).map_new(part, chunks.size_bytes)
         try:
             make(said, base, into, chunks)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import wraps
 from typing import Any, TypeVar, get_args
 
+import grpc
 import grpc.aio
 
 from milepost.errors import MilepostError
@@ -18,7 +20,6 @@ from milepost.service.core.events import (
     Arrived,
     Begin,
     Bring,
-    Cancel,
     Done,
     Fetch,
     Finish,
@@ -39,7 +40,8 @@ from milepost.service.core.records import Commit, Role
 from milepost.service.index import is_slot, place_of
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.proto.service_pb2_grpc import CheckpointsServicer
-from milepost.service.server.bringing import arrive
+from milepost.service.server.bringing import arrive, base_of
+from milepost.service.server.offering import offer
 from milepost.service.server.pieces import receive, send
 from milepost.service.server.refusing import Refusal, refuse
 from milepost.service.server.reporting import Report, news
@@ -53,6 +55,8 @@ MAX_UNDER_WAY = 1024
 MAX_KEYS = 1024
 MAX_WAIT_S = 3600.0
 _MAX_INT = 2**62
+_SHORT = ("Heartbeat", "Goodbye", "Abort", "Release", "Status")
+"""Calls that are answered at once, however many others wait: without them a reader would be taken for dead in a flood."""
 
 
 def call(method: Callable[..., Awaitable[A]]) -> Callable[..., Awaitable[A]]:
@@ -60,14 +64,9 @@ def call(method: Callable[..., Awaitable[A]]) -> Callable[..., Awaitable[A]]:
 
     @wraps(method)
     async def answered(self: Calls, request: Any, context: Context) -> A:
-        try:
+        async with self.admitted(context, is_short=method.__name__ in _SHORT):
             return await method(self, request, context)
-        except Refusal as refusal:
-            refused = refusal.refused
-        except MilepostError as error:
-            refused = wire.refused_of(error)
-        self.count(refused)
-        return await refuse(context, refused)
+        raise AssertionError("a call that was ended went on")
 
     return answered
 
@@ -81,15 +80,35 @@ class Calls(CheckpointsServicer):
         self._settings = settings
         self._run_id = run_id
         self._report = report
+        self._open = 0
         self._rolled_back: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+
+    @asynccontextmanager
+    async def admitted(self, context: Context, *, is_short: bool = False) -> AsyncIterator[None]:
+        """Answer a call inside, unless too many are open; refuse it as what is raised inside says."""
+        if self._open >= self._settings.max_calls and not is_short:
+            self._shell.counts["refused.too-many"] += 1
+            # Without a refusal behind it: nothing is known about what was asked, and it is to be asked again, a little later.
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are open: come again")
+        self._open += not is_short
+        try:
+            yield
+            return
+        except Refusal as refusal:
+            refused = refusal.refused
+        except MilepostError as error:
+            refused = wire.refused_of(error)
+        finally:
+            self._open -= not is_short
+        self.count(refused)
+        await refuse(context, refused)
 
     def count(self, refused: Refused) -> None:
         """Count a refusal."""
         self._shell.counts[f"refused.{refused.kind}"] += 1
 
     async def _ask(self, kind: type[A], make: Callable[[Request], Any], *, wait_s: float = 0) -> A:
-        answer, _ = await self._shell.ask(make, wait_s=wait_s)
-        return _expect(kind, answer)
+        return _expect(kind, await self._shell.ask(make, wait_s=wait_s))
 
     def _until_ns(self, wait_s: float) -> int:
         return self._shell.clock.monotonic_ns() + round(wait_s * 1e9)
@@ -126,7 +145,9 @@ class Calls(CheckpointsServicer):
         refused = self._shell.core.refusal(caller)
         if refused is not None:
             raise Refusal(refused)
-        self._shell.tell(Heartbeat(caller))
+        said = [wire.unpack_commit(at) for at in request.reads[: wire.MAX_SLOTS]]
+        reads = frozenset(at for at in said if at is not None) if request.tells_reads else None
+        self._shell.tell(Heartbeat(caller, reads))
         return pb.HeartbeatReply(
             live=wire.pack_commit(catalogue.live),
             durable=wire.pack_commit(catalogue.durable),
@@ -157,8 +178,13 @@ class Calls(CheckpointsServicer):
         )
         place = place_of(caller.component, key, request.step)
         await self._shell.cleared(place)
+        base = base_of(self._shell, caller, key)
         return pb.Bring(
-            slots=bring.slots, tier=bring.tier, place=place, sinks=map(wire.pack_source, self._ways.sinks(bring.tier))
+            slots=bring.slots,
+            tier=bring.tier,
+            place=place,
+            sinks=map(wire.pack_source, self._ways.sinks(bring.tier)),
+            service_keeps_base=0 if base is None else base.number,
         )
 
     @call
@@ -170,7 +196,9 @@ class Calls(CheckpointsServicer):
     async def Arrived(self, request: pb.ArrivedRequest, context: Context) -> pb.Accepted:
         caller, key = wire.unpack_caller(request.caller), wire.check_name(request.key, "key")
         shard, chunks = wire.unpack_shard(request.shard)
-        await arrive(self._shell, caller, key, shard, chunks)
+        base = wire.unpack_commit(request.base)
+        told = None if base is None else (base, _bounded(request.told.size_bytes, "size"))
+        await arrive(self._shell, caller, key, shard, chunks, told)
         await self._ask(Accepted, lambda name: Arrived(name, caller, key, shard))
         return pb.Accepted()
 
@@ -205,35 +233,26 @@ class Calls(CheckpointsServicer):
         has, at = wire.unpack_commit(request.has), wire.unpack_commit(request.at)
         wait_s = min(max(request.wait_ms, 0) / 1e3, self._settings.fetch_timeout_s)
         until_ns = self._until_ns(wait_s)
-        answer, name = await self._shell.ask(
+        answer = await self._shell.ask(
             lambda name: Fetch(name, caller, has, until_ns, want, at),  # type: ignore[arg-type]  # it was looked at
             wait_s=wait_s,
         )
         if not isinstance(answer, Take):
             return pb.FetchReply(not_modified=pb.NotModified(at=wire.pack_commit(getattr(answer, "at", None))))
         self._shell.counts["fetches"] += 1
-        # Whoever went away before the answer was there holds nothing.
-        context.add_done_callback(lambda ended: self._shell.tell(Cancel(name)) if ended.cancelled() else None)  # type: ignore[arg-type]
         weights = wire.pack_weights(answer.weights, self._shell.places.chunks(answer.weights))
         return pb.FetchReply(take=pb.Take(weights=weights, sources=map(wire.pack_source, self._ways.sources(answer.tiers))))
 
     @call
     async def Offer(self, request: pb.OfferRequest, context: Context) -> pb.OfferReply:
         wire.unpack_caller(request.caller)
-        return pb.OfferReply()
+        return await offer(self._shell.offers, self._shell.core.catalogue, self._shell.places, request)
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Piece]:
-        try:
+        async with self.admitted(context):
             wire.unpack_caller(request.caller)
             async for piece in send(self._shell, request):
                 yield piece
-            return
-        except Refusal as refusal:
-            refused = refusal.refused
-        except MilepostError as error:
-            refused = wire.refused_of(error)
-        self.count(refused)
-        await refuse(context, refused)
 
     @call
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.Accepted:
@@ -241,12 +260,12 @@ class Calls(CheckpointsServicer):
         return pb.Accepted()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.News]:
-        refused = self._shell.watchers.full()
-        if refused is not None:
-            self.count(refused)
-            await refuse(context, refused)
-        async for reason in self._shell.watchers.watch():
-            yield news(self._shell, reason)
+        async with self.admitted(context):
+            refused = self._shell.watchers.full()
+            if refused is not None:
+                raise Refusal(refused)
+            async for reason in self._shell.watchers.watch():
+                yield news(self._shell, reason)
 
     # Everybody.
 

@@ -17,13 +17,15 @@ from milepost.service.settings import ServiceSettings
 from milepost.store.base import Store
 
 _KEEPALIVE_MS = 20_000
+_SPARE_CALLS = 1024
+"""How many more may be open than are admitted: those that are answered at once, also that there are too many."""
 
 
 def make_server(calls: Calls, token: str | None, settings: ServiceSettings) -> grpc.aio.Server:
     """Return a server of these calls, which does not listen yet."""
     server = grpc.aio.server(
         interceptors=[TokenCheck(token, calls.count)],
-        maximum_concurrent_rpcs=settings.max_calls,
+        maximum_concurrent_rpcs=settings.max_calls + _SPARE_CALLS,
         options=[
             ("grpc.so_reuseport", 0),  # two servers at one port would share the calls of all
             ("grpc.max_receive_message_length", settings.max_message_bytes),

@@ -9,6 +9,7 @@ from milepost.errors import NotFoundError
 from milepost.service import wire
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.server.refusing import Refusal
+from milepost.service.server.shelf import Shelf
 from milepost.service.server.shell import Shell
 from milepost.service.transports.base import Blob
 from milepost.store.posix import failures_of
@@ -34,26 +35,40 @@ async def receive(shell: Shell, pieces: AsyncIterator[pb.Piece]) -> None:
 
 
 async def send(shell: Shell, request: pb.DownloadRequest) -> AsyncIterator[pb.Piece]:
-    """Yield bytes ``[offset, offset + size_bytes)`` of a blob. What is erased meanwhile is read to its end all the same."""
+    """Yield bytes ``[offset, offset + size_bytes)`` of a blob. What is erased meanwhile is read to its end where it is a file."""
     blob = Blob(request.place, request.blob)
     descriptor = await shell.work(lambda: shell.shelf.open_file(blob))
     try:
+        size_bytes = await shell.work(lambda: _size(shell.shelf, descriptor, blob))
         start, stop = request.offset, request.offset + request.size_bytes
-        if stop > os.fstat(descriptor).st_size:
-            raise NotFoundError("this blob ends before that", kind="no-such-blob", hint="fetch again", blob=str(blob))
+        if stop > size_bytes:
+            raise _ends_early(blob)
         while start < stop:
             until = min(start + wire.MAX_PIECE_BYTES, stop)
-            data = await shell.work(lambda: _read(descriptor, start, until, blob))  # noqa: B023 - awaited within the turn
+            data = await shell.work(lambda: _read(shell.shelf, descriptor, start, until, blob))  # noqa: B023 - awaited within the turn
             yield pb.Piece(offset=start, data=data)
             shell.counts["bytes.grpc"] += len(data)
             start = until
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def _read(descriptor: int, start: int, stop: int, blob: Blob) -> bytes:
+def _size(shelf: Shelf, descriptor: int | None, blob: Blob) -> int:
+    return shelf.size(blob) if descriptor is None else os.fstat(descriptor).st_size
+
+
+def _read(shelf: Shelf, descriptor: int | None, start: int, stop: int, blob: Blob) -> bytes:
+    if descriptor is None:
+        into = bytearray(stop - start)
+        shelf.read_into(blob, start, memoryview(into))
+        return bytes(into)
     with failures_of("read", str(blob)):
         data = os.pread(descriptor, stop - start, start)
     if len(data) < stop - start:
-        raise NotFoundError("this blob ends before that", kind="no-such-blob", hint="fetch again", blob=str(blob))
+        raise _ends_early(blob)
     return data
+
+
+def _ends_early(blob: Blob) -> NotFoundError:
+    return NotFoundError("this blob ends before that", kind="no-such-blob", hint="fetch again", blob=str(blob))

@@ -5,6 +5,7 @@ Asked by the threads that move bytes, changed by the loop alone: each look-up is
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,18 +14,12 @@ from threading import Condition, Lock
 
 from milepost.service.core.events import Caller, Refused
 from milepost.service.core.records import Commit, Tier, Weights
-from milepost.service.index import Chunks, Index, blob_of, place_of, place_of_weights
-
-_DELTA = ".from-"
+from milepost.service.index import DELTA, Chunks, Index, blob_of, delta_of, place_of, place_of_weights
 
 
 def slot_of(name: str) -> str:
     """Return which part a blob is of, or tells."""
-    return name.partition(_DELTA)[0] if _DELTA in name else name.removesuffix(".safetensors")
-
-
-def _is_blob(name: str, slot: str) -> bool:
-    return name == blob_of(slot) or _DELTA in name
+    return name.partition(DELTA)[0] if DELTA in name else name.removesuffix(".safetensors")
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +32,15 @@ class Incoming:
     tier: Tier
     sizes: Mapping[str, int]
     """By slot."""
+    base: Commit | None = None
+    """The version against which its parts may be told; None: none."""
     chunks: dict[str, Chunks] = field(default_factory=dict)
     """Of the parts whose bytes were found to be right."""
     begun: set[str] = field(default_factory=set)
     """The blobs that were made, for bytes that come over a connection."""
     making: Lock = field(default_factory=Lock)
+    looks: dict[str, asyncio.Task[tuple[int, ...]]] = field(default_factory=dict)
+    """Who looks at the bytes of a slot just now."""
     _closed: set[str] = field(default_factory=set)
     """Slots that are being looked at, or were found to be right: nothing is written there any more."""
     _writers: Counter[str] = field(default_factory=Counter)
@@ -58,11 +57,18 @@ class Incoming:
         """Return the record that is to lie beside its bytes."""
         return Index(self.caller.component, self.key, self.step, dict(self.chunks))
 
+    def may_be(self, name: str, slot: str) -> bool:
+        """Say whether a blob that is brought may have this name: a part's, or that of what tells it against the base."""
+        return name == blob_of(slot) or (self.base is not None and name == delta_of(slot, self.base.number))
+
     @contextmanager
-    def writing(self, slot: str) -> Iterator[bool]:
-        """Write to a slot inside, if it yields True: else it is closed, or the commit has ended. For any thread."""
+    def writing(self, slot: str, *, is_closed: bool = False) -> Iterator[bool]:
+        """Write to a slot inside, if it yields True: else it is closed, or the commit has ended. For any thread.
+
+        ``is_closed``: the caller has closed it.
+        """
         with self._changed:
-            may = not self._has_ended and slot not in self._closed
+            may = not self._has_ended and (is_closed or slot not in self._closed)
             self._writers[slot] += may
         try:
             yield may
@@ -164,7 +170,7 @@ class Places:
             return Refused("unknown-commit", "nothing is being brought there", hint, facts)
         slot = slot_of(name)
         size = incoming.sizes.get(slot)
-        if size is None or not _is_blob(name, slot):
+        if size is None or not incoming.may_be(name, slot):
             hint = "begin with the slots and sizes that are then brought"
             return Refused("not-announced", "this part was announced otherwise, or not at all", hint, facts)
         if start < 0 or size_bytes < 0 or start + size_bytes > size:
@@ -176,7 +182,7 @@ class Places:
         """Say whether there is such a blob of a version that is visible. May be asked by any thread."""
         kept = self._kept.get(place)
         slot = slot_of(name)
-        if kept is None or slot not in kept.chunks or not _is_blob(name, slot):
+        if kept is None or slot not in kept.chunks or not (name == blob_of(slot) or DELTA in name):
             hint = "fetch again: its version may be kept no longer"
             return Refused("no-such-blob", "there are no such bytes here", hint, {"place": place, "blob": name})
         return kept

@@ -7,7 +7,6 @@ import os
 import milepost
 from milepost.service import wire
 from milepost.service.core.events import Caller
-from milepost.service.core.records import Role
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.server.shell import Shell
 from milepost.service.transports.bulk_server import Counts
@@ -45,14 +44,19 @@ class Report:
             uptime_ms=(shell.clock.monotonic_ns() - self._begun_ns) // 10**6,
             pid=os.getpid(),
             is_held_by=", ".join(sorted(catalogue.held)),
-            counts={**shell.counts, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out},
+            counts=self._counts(),
             stagings=[
                 pb.StagingStatus(component=begin.caller.component, key=begin.key, step=begin.step, missing=missing[:64])
                 for begin, missing in shell.core.under_way()
             ],
-            last_failure="; ".join(shell.failures.values()),
+            last_failure="; ".join(filter(None, [*shell.failures.values(), shell.offers.last_failure])),
             milepost_version=milepost.__version__,
         )
+
+    def _counts(self) -> dict[str, int]:
+        shell = self._shell
+        now = {"commits": shell.counts["entries.Committed"], "waiting": shell.waiting, "watchers": len(shell.watchers)}
+        return {**shell.counts, **now, "bytes.bulk": self._bulk.bytes_in + self._bulk.bytes_out}
 
     def _versions(self) -> list[pb.VersionStatus]:
         core, catalogue = self._shell.core, self._shell.core.catalogue

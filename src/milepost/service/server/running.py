@@ -16,7 +16,7 @@ from dataclasses import replace
 import grpc.aio
 
 from milepost.clock import Clock
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, StoreError
 from milepost.service.adopting import SERVICE, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Entry
@@ -24,17 +24,19 @@ from milepost.service.core.service import Service
 from milepost.service.endpoint import Endpoint, this_process, write_endpoint
 from milepost.service.server.calls import Calls
 from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
+from milepost.service.server.offering import offers_of
 from milepost.service.server.places import Places
 from milepost.service.server.reporting import Report
 from milepost.service.server.shelf import open_bulk
 from milepost.service.server.shell import Shell
 from milepost.service.server.storage import Storage
 from milepost.service.server.token import keep_token
-from milepost.service.server.ways import Ways
+from milepost.service.server.ways import Ways, engine_of
 from milepost.service.settings import ServiceSettings
 from milepost.service.transports.host import host_id
 
 TICK_S = 0.25
+SWEEP_TICKS = 240
 SNAPSHOT_TICKS = 3600
 GRACE_S = 5.0
 """How long calls may take to hear the answers that they have at the end."""
@@ -77,17 +79,27 @@ async def run(
     limits = settings.core(opened.memory.free_bytes())
     core = Service(limits, opened.entries, opened.found.memory, opened.run_id)
     with ExitStack() as held:
-        shell = Shell(core, storage, places, clock, ending.set, heard)
+        offers = offers_of(storage, settings, limits.memory_bytes)
+        shell = Shell(core, storage, places, offers, clock, ending.set, heard)
         held.callback(shell.close)
         _know(core, storage, places)
         before = endpoint_before(opened.store)
         token = keep_token(os.path.join(opened.root, SERVICE), settings, clock)
+        offers.start()
+        held.callback(offers.close)
         bulk = held.enter_context(closing(open_bulk(shell.shelf, token, settings, before, clock)))
-        ways = Ways(host_id(), opened.memory.directory, opened.disk.directory, f":{port_of(bulk.address)}", settings.transport)
+        ways = Ways(
+            host_id(),
+            opened.memory.directory,
+            opened.disk.directory,
+            f":{port_of(bulk.address)}",
+            settings.transport,
+            held.enter_context(engine_of(opened.memory.directory, token, settings)),
+        )
         calls = Calls(shell, ways, settings, opened.run_id, Report(shell, bulk.counts, opened.run_id, limits.memory_bytes))
         server = make_server(calls, token, settings)
         address = f"{literal(settings.host)}:{bind(server, settings, before)}"
-        endpoint = _endpoint(core, settings, opened.run_id, ways, address)
+        endpoint = _endpoint(core, settings, opened, ways, address)
         shell.tick()
         await server.start()
         try:
@@ -101,10 +113,10 @@ async def run(
         raise ending.error
 
 
-def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways, address: str) -> Endpoint:
+def _endpoint(core: Service, settings: ServiceSettings, opened: Opened, ways: Ways, address: str) -> Endpoint:
     boot, pid, start_time = this_process()
     return Endpoint(
-        run_id=run_id,
+        run_id=opened.run_id,
         address=address,
         term=core.catalogue.term,
         host=ways.host,
@@ -114,6 +126,8 @@ def _endpoint(core: Service, settings: ServiceSettings, run_id: str, ways: Ways,
         is_tls=settings.tls_cert is not None,
         has_token=settings.token is not None,
         bulk_port=port_of(ways.bulk),
+        journal=opened.journal.path,
+        disk=opened.disk.store.url,
     )
 
 
@@ -126,12 +140,37 @@ def _know(core: Service, storage: Storage, places: Places) -> None:
 
 
 async def _live(shell: Shell, ending: Ending) -> None:
-    ticks = 0
+    ticks, directory = 0, shell.storage.memory.directory
+    made = _identity(directory)
     while not await ending.wait(TICK_S):
+        if _identity(directory) != made:
+            ending.set(memory_gone(directory))
+            return
         shell.tick()
         ticks += 1
-        if ticks % SNAPSHOT_TICKS == 0:
+        if ticks % SWEEP_TICKS == 0:
+            await shell.sweep()
+        if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too
             await shell.snapshot()
+
+
+def memory_gone(directory: str) -> StoreError:
+    """Say that what was in memory was taken away."""
+    return StoreError(
+        "the directory of the versions in memory was removed while they were in use",
+        kind="memory-gone",
+        retryable=True,
+        hint="the service begins anew from what is on disk; find out what empties that directory",
+        path=directory,
+    )
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 async def _end(shell: Shell, server: grpc.aio.Server) -> None:

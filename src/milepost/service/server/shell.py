@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from milepost.clock import Clock
@@ -33,6 +34,7 @@ from milepost.service.core.events import (
 )
 from milepost.service.core.records import Commit, Committed, Entry, Tier
 from milepost.service.core.service import Service
+from milepost.service.deltas.offering import Offers
 from milepost.service.index import Index, place_of_weights
 from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
@@ -57,6 +59,7 @@ class Shell:
         core: Service,
         storage: Storage,
         places: Places,
+        offers: Offers,
         clock: Clock,
         fatal: Callable[[BaseException], None],
         heard: Callable[[Entry], None] = lambda _: None,
@@ -65,6 +68,7 @@ class Shell:
         self.storage = storage
         self.places = places
         self.shelf = Shelf(storage, places)
+        self.offers = offers
         self.watchers = Watchers()
         self.counts: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
@@ -77,9 +81,24 @@ class Shell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._erasures: dict[str, asyncio.Task[None]] = {}
         self._retries: list[Erase] = []
+        self._strays: set[str] = set()
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="milepost-service")
         self._is_ending = False
+
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait for an answer of the core."""
+        return len(self._open)
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Count that something is being done, inside."""
+        self.counts[what] += 1
+        try:
+            yield
+        finally:
+            self.counts[what] -= 1
 
     # What the core is told.
 
@@ -88,8 +107,8 @@ class Shell:
         for action in self.core.handle(event, self.clock.monotonic_ns()):
             self._do(action)
 
-    async def ask(self, make: Callable[[Request], Event], *, wait_s: float = 0) -> tuple[Answer, Request]:
-        """Return what the core answers, and under which request. Raises `Refusal`. Who is cancelled has asked nothing.
+    async def ask(self, make: Callable[[Request], Event], *, wait_s: float = 0) -> Answer:
+        """Return what the core answers. Raises `Refusal`. Who is cancelled has asked nothing.
 
         ``wait_s``: how long the answer may take; the core is told that time has passed when it has.
         """
@@ -113,7 +132,7 @@ class Shell:
                 timer.cancel()
         if isinstance(answer, Refused):
             raise Refusal(answer)
-        return answer, request
+        return answer
 
     def tick(self) -> None:
         """Let the core know that time has passed, and try again what could not be erased."""
@@ -142,7 +161,7 @@ class Shell:
                 self.places.keep(self.core.catalogue.weights[at], incoming.chunks)
             case Spill(at) if not self._is_ending:
                 self._start(self._spill(at))
-            case Erase():
+            case Erase() if not self._is_ending:
                 self._start(self._erase(action))
 
     def _reply(self, request: Request, answer: Answer) -> None:
@@ -190,7 +209,14 @@ class Shell:
 
     async def _erase(self, action: Erase) -> None:
         weights = self.core.catalogue.weights[action.at]
-        failure = await self._try("erase", lambda: self.storage.tier(action.tier).erase(place_of_weights(weights)))
+        place = place_of_weights(weights)
+
+        def erase() -> None:
+            if action.tier == "memory":
+                self.offers.forget(place)  # what tells it lies beside it
+            self.storage.tier(action.tier).erase(place)
+
+        failure = await self._try("erase", erase)
         if failure:
             self._retries.append(action)
             return
@@ -209,6 +235,21 @@ class Shell:
         """Wait until nothing of an earlier commit is being erased any more where the bytes of a new one are to come."""
         while place in self._erasures:
             await asyncio.wait([self._erasures[place]])
+
+    async def sweep(self) -> None:
+        """Erase what lies in memory and is nobody's: what a process has brought there whose commit was given up meanwhile.
+
+        Only what was nobody's the last time, too: the place of a commit that begins may be made before it is known here.
+        """
+        there: list[str] = []
+        await self._try("sweep", lambda: there.extend(self.storage.memory.places()))
+        strays = {place for place in there if place not in self.places.known() and place not in self._erasures}
+        for place in strays & self._strays:
+            self._start_erasing(place, self._erase_stray(place))
+        self._strays = strays
+
+    async def _erase_stray(self, place: str) -> None:
+        await self._try("erase", lambda: self.storage.memory.erase(place))
 
     async def snapshot(self) -> None:
         """Keep a copy of the journal in the root."""

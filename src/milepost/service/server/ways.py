@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from milepost.service.core.records import Tier
+from milepost.service.settings import ServiceSettings
 from milepost.service.transports.base import Source
+from milepost.service.transports.rdma_serving import RdmaServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Ways:
     bulk: str = ""
     """The bulk port, as ``:port``: at the host of the control connection. Empty where there is none."""
     transport: str = "auto"
+    rdma: Callable[[], Source | None] = lambda: None
+    """The way by a transfer engine, for as long as that is up."""
 
     def sources(self, tiers: Collection[Tier]) -> list[Source]:
         """Return the ways to a version that lies in these tiers."""
@@ -29,7 +34,8 @@ class Ways:
             found.append(Source("shm", self.memory, self.host))
         if "disk" in tiers and self.disk is not None:
             found.append(Source("files", self.disk))
-        return self._offered([*found, *self._connections()])
+        engine = self.rdma() if "memory" in tiers else None
+        return self._offered([*found, *([] if engine is None else [engine]), *self._connections()])
 
     def sinks(self, tier: Tier) -> list[Source]:
         """Return the ways on which a version may be brought into a tier. To disk nobody but the service writes."""
@@ -41,4 +47,21 @@ class Ways:
 
     def _offered(self, found: list[Source]) -> list[Source]:
         # The compatible way stays open: a setting that fits one client is not to lock the others out.
-        return [each for each in found if self.transport in ("auto", each.transport) or each.transport == "grpc"]
+        return [each for each in found if self.transport in ("auto", "rdma", each.transport) or each.transport == "grpc"]
+
+
+@contextmanager
+def engine_of(directory: str, token: str | None, settings: ServiceSettings) -> Iterator[Callable[[], Source | None]]:
+    """Offer the memory tier by a transfer engine where the settings ask for it; yield what says how it is reached.
+
+    Raises `ServiceError` (kind ``no-transfer-engine``).
+    """
+    if settings.transport != "rdma":
+        yield lambda: None
+        return
+    engine = RdmaServer(directory, token or "", host=settings.host)
+    try:
+        engine.start()
+        yield lambda: engine.source
+    finally:
+        engine.close()

@@ -163,10 +163,10 @@ class DiskTier:
 
     def map(self, blob: Blob) -> memoryview | None:
         """Return the blob itself, read-only, where the store is a directory; else None."""
+        checked(blob)
         directory = self.directory
         if directory is None:
             return None
-        checked(blob)
         try:
             with open(f"{directory}/{blob.place}/{blob.name}", "rb") as file:
                 size_bytes = file.seek(0, 2)
@@ -203,8 +203,10 @@ class DiskTier:
                 each.writer.abort()
             self._forget(blob, each)
         prefix = _name(Blob(place, INDEX_NAME)).removesuffix(INDEX_NAME)
-        # Bytes without an index are no version; an index without all bytes would be a damaged one.
+        # Bytes without an index are no version; an index without all bytes would be a damaged one. So its end is durable before
+        # theirs begins: after a power cut it could else be back, and they not.
         self.store.delete(prefix + INDEX_NAME)
+        self.store.sync(prefix)
         for entry in self.store.list(prefix):
             self.store.delete(entry.name)
         self.store.prune(prefix)

@@ -6,6 +6,7 @@ anew gets a new one. Room is set aside when a blob is begun: to write through a 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -120,14 +121,17 @@ class MemoryTier:
     def erase(self, place: str) -> None:
         """Remove a place, the index first. One that is not there is no error."""
         path = os.path.dirname(self._path(Blob(place, INDEX_NAME)))
-        with failures_of("erase", path):
-            _, files = self._posix.scan(path)
+        with failures_of("erase", path), suppress(FileNotFoundError):
             # Bytes without an index are no version; an index without all bytes would be a damaged one.
-            for name in sorted((name for name, _ in files), key=lambda name: name != INDEX_NAME):
+            for name in sorted(self._posix.perform("scan", os.listdir, path), key=lambda name: name != INDEX_NAME):
                 with suppress(FileNotFoundError):
                     self._posix.unlink(os.path.join(path, name))
-            with suppress(FileNotFoundError):
+            try:
                 self._posix.rmdir(path)
+            except OSError as error:
+                # Who still brings a commit that was given up has just made another file here: the next start removes it.
+                if error.errno != errno.ENOTEMPTY:
+                    raise
 
     def names(self, place: str) -> list[str]:
         """Return the names of all blobs in a place, in order; none where there is no such place."""

@@ -98,7 +98,7 @@ class RdmaTransport(Transport):
 
 
 class RdmaLink(Link):
-    """Read by way of memory of its own, registered once: a card may write there as late as it likes, and no one else's is hurt."""
+    """Read by way of memory of its own, registered once: a card may write there as late as it likes, and hurts nobody."""
 
     def __init__(self, engine: Engine, lookup: Link, address: str, clock: Clock) -> None:
         self._engine, self._lookup, self._address, self._clock = engine, lookup, address, clock

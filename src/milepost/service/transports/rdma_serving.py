@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -24,6 +25,8 @@ from milepost.service.transports.folder import Folder
 from milepost.service.transports.rdma_mooncake import NAME, WHERE, Engine, address_of, has_device
 from milepost.threads import Member
 
+BEGIN_S = 60.0
+"""For how long the engine may look for network cards."""
 _SWEEP_S = 1.0
 
 
@@ -50,7 +53,8 @@ class RdmaServer:
         assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
         self._process.stdin.flush()
-        said = self._process.stdout.readline().decode().strip()
+        ready, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
+        said = self._process.stdout.readline().decode().strip() if ready else f"it said nothing for {BEGIN_S:g} s"
         if not said.startswith("at "):
             self.close()
             raise ServiceError(
