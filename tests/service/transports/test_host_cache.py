@@ -93,6 +93,26 @@ def test_a_reader_that_is_killed_in_the_middle_leaves_its_chunks_to_the_next(tmp
         assert sorted(each["moved"] for each in said) == [0, SIZE // 2]
 
 
+def test_a_reader_that_is_alone_shares_nothing_unless_it_is_told_to_and_shares_once_there_is_another(tmp_path: Path) -> None:
+    def cache() -> HostCache:
+        return HostCache(str(tmp_path / CACHE), shares_alone=False)
+
+    (_, first), (_, second) = version(1), version(2)
+    one, other = cache(), cache()
+    ((_, chunks),), ((_, later),) = first.items(), second.items()
+    assert isinstance(one.land(chunks), PrivateLanding)
+    for reader, wanted in ((other, chunks), (one, later), (other, later)):
+        landing = reader.land(wanted)
+        assert isinstance(landing, SharedLanding)
+        landing.close()
+    other.close()
+    assert isinstance(one.land(chunks), PrivateLanding)
+    one.close()
+    third = HostCache(str(tmp_path / CACHE)).land(chunks)
+    assert isinstance(third, SharedLanding)
+    third.close()
+
+
 def test_versions_in_turn_take_the_place_of_those_that_nobody_maps(tmp_path: Path) -> None:
     cache = HostCache(str(tmp_path / CACHE), limit_bytes=2 * SIZE)
     versions = [version(number) for number in range(4)]
