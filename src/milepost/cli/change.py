@@ -7,7 +7,7 @@ import os
 import click
 
 from milepost.cli import document
-from milepost.cli.options import open_store, verb
+from milepost.cli.options import need_service, open_store, verb
 from milepost.cli.progress import progress
 from milepost.cli.refs import numbered, resolve, version_numbered
 from milepost.cli.text import plain
@@ -34,7 +34,8 @@ def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool) -
     Of a service samplers get the older weights with their next fetch; ROOT may be its HOST:PORT then.
     """
     if (version := version_numbered(ref)) is not None:
-        from milepost.cli.service_change import go_back  # it brings grpc
+        need_service()
+        from milepost.cli.service_change import go_back
 
         go_back(root, version, reason, as_json=as_json)
         return

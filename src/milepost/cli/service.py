@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from milepost.cli import document
-from milepost.cli.options import Time
+from milepost.cli.options import Time, need_service
 from milepost.cli.text import duration, plain, width
 from milepost.clock import Clock, SystemClock
 from milepost.errors import ServiceError
@@ -33,25 +33,26 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
     def command(
         where: str | None, token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None, **given: Any
     ) -> int:
-        from milepost.service.asking import reach_of  # it brings grpc
+        need_service()
+        from milepost.service.asking import reach_of
         from milepost.service.client.target import Tls
 
         tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert else None
         return function(reach=reach_of(where, token_file=token_file, tls=tls), **given)
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
-    command.__dict__ |= function.__dict__  # the options that were put on it
+    # What is applied first comes last in the help: the options of the verb itself are the first.
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
-        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
-        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
-        click.option("--tls-key", type=_FILE, help="The key of that."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure."),
-        click.argument("where", required=False, metavar="ROOT|HOST:PORT"),
+        click.option("--tls-key", type=_FILE, help="The key of that."),
+        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
+        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
+        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
     ):
         option(command)
-    return click.command()(command)
+    vars(command)["__click_params__"] += vars(function).get("__click_params__", [])
+    return click.command()(click.argument("where", required=False, metavar="[ROOT|HOST:PORT]")(command))
 
 
 @of_a_service
@@ -69,7 +70,9 @@ def status(reach: Reach, as_json: bool) -> int:
 
 
 @of_a_service
-@click.option("--interval", "interval_s", metavar="TIME", type=Time(), default="2s", show_default=True, help="Look again.")
+@click.option(
+    "--interval", "interval_s", metavar="TIME", type=Time(), default="2s", show_default=True, help="Look again after so long."
+)
 @click.option("--once", is_flag=True, help="Look twice, print once, and end. So does what is no terminal.")
 def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
     """Show again and again what a checkpoint service has, and what moves. Ctrl-C ends it."""
@@ -125,7 +128,7 @@ def _looks(reach: Reach, clock: Clock, pause: Callable[[], object]) -> Iterator[
     yield before, None
     while True:
         pause()
-        now, now_ns = look(reach, clock), clock.monotonic_ns()
+        now, now_ns = look(reach, clock, before), clock.monotonic_ns()
         yield now, Rates.between(before.standing.counts, now.standing.counts, (now_ns - then_ns) / 1e9)
         before, then_ns = now, now_ns
 

@@ -133,6 +133,27 @@ def test_who_watches_goes_on_with_the_next_service(service: Running, trainer: Cl
         assert next(each for each in news if each.at == two.at).reason
 
 
+def test_a_service_that_has_another_token_now_is_found_again(service: Running, trainer: Client, sampler: Client) -> None:
+    trainer.commit(1, {"w": np.zeros(1)})
+    service.stop()
+    (service.root / "service" / "token").unlink()
+    service.start()
+    done = trainer.commit(2, {"w": np.zeros(1)})
+    weights = sampler.fetch(timeout=60)
+    assert weights is not None
+    assert weights.at == done.at
+
+
+def test_a_trainer_that_forgets_where_it_goes_on_from_is_told_what_that_does(
+    service: Running, trainer: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = trainer.commit(1, {"w": np.zeros(1)}).at
+    with service.client("again", "trainer", step=1):
+        assert caplog.messages == []
+    with service.client("again", "trainer"):
+        assert f"leaves {at} behind" in caplog.text
+
+
 def test_views_outlive_the_service(service: Running, trainer: Client, sampler: Client) -> None:
     trainer.commit(1, {"w": np.arange(100_000)})
     weights = sampler.fetch()
