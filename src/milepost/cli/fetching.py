@@ -38,8 +38,9 @@ def fetch(
 ) -> int:
     """Write weights of a checkpoint service into a directory.
 
-    As safetensors files, of the live version unless another is named: milepost fetch runs/ppo --to out. A version.json beside them says which. All bytes are checked, and the directory appears whole or not at all. Where no service
-    answers the version is taken from what it has left.
+    As safetensors files, of the live version unless another is named: milepost fetch runs/ppo --to out. A version.json beside
+    them says which. All bytes are checked, and the directory appears whole or not at all. Where no service answers the version is
+    taken from what it has left.
     """
     from milepost.cli.service_document import of_weights
     from milepost.service.looking import look

@@ -59,7 +59,8 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
 def status(reach: Reach, as_json: bool) -> int:
     """Show what a checkpoint service has, and who reads what.
 
-    Which weights are live, which are durable, where they lie, who is how far behind, what is on its way, who holds. Where none answers, what it has left is read, and nothing is changed; then it ends with 1.
+    Which weights are live, which are durable, where they lie, who is how far behind, what is on its way, who holds. Where none
+    answers, what it has left is read, and nothing is changed; then it ends with 1.
     """
     from milepost.service.looking import look
 
@@ -96,7 +97,8 @@ def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
 def unhold(reach: Reach, as_json: bool) -> int:
     """Let samplers go on whom a trainer holds back.
 
-    They get what is live. A trainer holds while it brings a checkpoint back, and says itself when that is done. This is for one that will not come.
+    They get what is live. A trainer holds while it brings a checkpoint back, and says itself when that is done. This is for one
+    that will not come.
     """
     from milepost.service.asking import Asking
     from milepost.service.core.events import Caller
