@@ -6,7 +6,7 @@ import pytest
 
 from milepost.errors import CorruptError, UsageError
 from milepost.service.core.catalogue import Catalogue
-from milepost.service.core.events import Abort, Goodbye, Link, NotModified, Record, Recorded, Spilled
+from milepost.service.core.events import Abort, Goodbye, Heartbeat, Link, NotModified, Record, Recorded, Release, Spilled
 from milepost.service.core.records import Began, Commit, Entry, Held, Joined, Resumed, Saved
 from milepost.service.core.turns import Turn, Turns
 from tests.service.core.world import Accepted, Bring, Caller, Done, Refused, Settings, Shard, Take, Welcome, World
@@ -509,3 +509,32 @@ def test_a_commit_that_is_asked_about_again_after_its_version_was_lost_is_refuse
     world.crash(host=True, record_landed=False)
     assert refused(world.finish(T1, "two")) == "lost-branch"
     assert refused(world.finish(T1, "two", durable=True)) == "lost-branch"
+
+
+def test_what_a_reader_does_not_speak_of_twice_is_kept_for_it_no_more(world: World) -> None:
+    first, second = world.commit(T1, "one", 1), None
+    world.fetch(S1)
+    world.say(Heartbeat(S1, frozenset()))  # said before the answer had come, perhaps
+    assert world.service.reads(S1) == (first.at,)
+    world.say(Heartbeat(S1, frozenset({first.at})))
+    world.say(Heartbeat(S1, frozenset()))
+    world.say(Heartbeat(S1))
+    assert world.service.reads(S1) == (first.at,)
+    second = world.commit(T1, "two", 2)
+    world.fetch(S1, first.at)
+    world.leases.pop((S1, first.at))
+    world.say(Heartbeat(S1, frozenset({second.at})))
+    assert world.service.reads(S1) == (second.at,)
+
+
+def test_what_a_reader_has_is_kept_for_it_also_by_a_service_that_did_not_give_it(world: World) -> None:
+    first = world.commit(T1, "one", 1)
+    world.fetch(S1)
+    world.crash(host=False, record_landed=False)
+    never = Commit(1, 9)
+    world.say(Heartbeat(Caller("sampler-0", "s0"), frozenset({first.at})))
+    assert world.service.readers(first.at) == 0
+    world.say(Heartbeat(S1, frozenset({first.at, never})))
+    assert world.service.reads(S1) == (first.at,)
+    world.say(Release(S1, first.at))
+    assert world.service.reads(S1) == ()

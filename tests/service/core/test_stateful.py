@@ -6,7 +6,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from milepost.service.core.events import Fetch, Finish, Take
+from milepost.service.core.events import Fetch, Finish, Heartbeat, Take
 from tests.service.core.world import Caller, Commit, Done, Refused, Settings, Shard, World
 
 _SLOTS = {"a": 3, "b": 4}
@@ -76,6 +76,12 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         self.world.release(*data.draw(st.sampled_from(list(self.world.leases))))
+
+    @precondition(lambda self: self.callers)
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        caller = self.who(data, "sampler")
+        self.world.say(Heartbeat(caller, frozenset(at for (reader, at) in self.world.leases if reader == caller)))
 
     @precondition(lambda self: self.world.visible)
     @rule(data=st.data())

@@ -131,6 +131,17 @@ def test_while_a_trainer_holds_nobody_is_given_weights(served: Hall) -> None:
     assert sampler.fetch().take.weights.at == second.weights.at
 
 
+def test_an_answer_that_nobody_heard_is_held_by_nobody_once_the_reader_has_said_twice_what_it_has(served: Hall) -> None:
+    trainer, sampler = served.trainer(), served.sampler()
+    trainer.commit("k1", 1, {"weights": DATA})
+    at = sampler.fetch().take.weights.at
+    for reads, readers in (((), 1), ((at,), 1), ((), 1), ((), 0), ((at,), 1)):
+        sampler.say("Heartbeat", pb.HeartbeatRequest(caller=sampler.caller, reads=reads, tells_reads=True))
+        assert trainer.status().versions[0].readers == readers
+    sampler.say("Heartbeat", pb.HeartbeatRequest(caller=sampler.caller))
+    assert trainer.status().versions[0].readers == 1
+
+
 def test_who_says_goodbye_reads_nothing_any_more(served: Hall) -> None:
     trainer, sampler = served.trainer(), served.sampler()
     trainer.commit("k1", 1, {"weights": DATA})

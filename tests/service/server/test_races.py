@@ -80,6 +80,7 @@ def test_nobody_hears_of_a_commit_before_it_is_written_down(served: Hall, gated:
     finished = later(trainer, "Finish", pb.FinishRequest(caller=trainer.caller, key="k", wait_ms=60_000))
     waiting = later(sampler, "Fetch", pb.FetchRequest(caller=sampler.caller, wait_ms=60_000))
     gate.wait()
+    assert [*served.shm.glob(f"milepost-*/{trainer.place}/index.json")]  # a kill from here on leaves no version without it
     assert sampler.fetch().HasField("not_modified")
     assert trainer.status().live.key == ""
     assert not finished.done()

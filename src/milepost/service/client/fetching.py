@@ -53,6 +53,10 @@ class Fetching:
         self.has: Commit | None = None
         """What was fetched last: whether there is news is judged by it."""
 
+    def running(self) -> list[Commit]:
+        """Return which versions this process reads."""
+        return self._leases.running()
+
     def fetch(self, wait_s: float, want: Want, at: Commit | None, parts: Sequence[str], has: Commit | None) -> Weights | None:
         """Return a version other than ``has``; None if there is none, also after a wait for it.
 

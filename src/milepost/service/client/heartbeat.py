@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from milepost.errors import ConflictError, MilepostError, ServiceError
@@ -29,8 +30,8 @@ class Heartbeat:
         # A queue and no event: the garbage collector may strike anywhere, and what it frees is given back by putting it here.
         self._inbox: SimpleQueue[Commit | None] = SimpleQueue()
         self._unsaid: dict[Commit, None] = {}
-        self.is_held = False
-        """Whether a trainer holds sampling, as it was said last."""
+        self.reads: Callable[[], Iterable[Commit]] | None = None
+        """What tells which versions this component reads; None where other processes are it, too."""
         self._thread = Member(self._serve, "milepost-heartbeat")
 
     def start(self) -> None:
@@ -73,8 +74,7 @@ class Heartbeat:
         calls = self._calls
         known = calls.joined
         try:
-            reply = calls.line.call("Heartbeat", pb.HeartbeatRequest(caller=calls.caller), _BEAT_S)
-            self.is_held = reply.is_held
+            reply = calls.line.call("Heartbeat", self._said(), _BEAT_S)
             if known is not None and reply.term != known.term:
                 calls.join(Until(calls.clock, _BEAT_S), known)
         except Broken as error:
@@ -89,7 +89,14 @@ class Heartbeat:
                 return self._rejoin()
         except MilepostError as error:
             log.debug("a heartbeat was refused: cause=%s", error)
+            self._look_again()
         return True
+
+    def _said(self) -> pb.HeartbeatRequest:
+        if self.reads is None:
+            return pb.HeartbeatRequest(caller=self._calls.caller)
+        reads = [pb.Commit(term=at.term, number=at.number) for at in self.reads()]
+        return pb.HeartbeatRequest(caller=self._calls.caller, reads=reads, tells_reads=True)
 
     def _rejoin(self) -> bool:
         try:

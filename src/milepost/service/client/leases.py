@@ -27,6 +27,11 @@ class Leases:
         self._running: weakref.WeakValueDictionary[Commit, Lease] = weakref.WeakValueDictionary()
         self._beginning = threading.Lock()
 
+    def running(self) -> list[Commit]:
+        """Return which versions are being read."""
+        with self._beginning:
+            return list(self._running.keys())
+
     def begin(self, at: Commit) -> Lease:
         """Return the lease of a version that has been handed out."""
         with self._beginning:

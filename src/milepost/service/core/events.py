@@ -36,9 +36,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A component is there."""
+    """A component is there, and reads these versions; None: it does not say which."""
 
     caller: Caller
+    reads: frozenset[Commit] | None = None
 
 
 @dataclass(frozen=True, slots=True)

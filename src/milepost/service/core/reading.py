@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from milepost.service.core.desk import Desk
 from milepost.service.core.events import Caller, Fetch, Refused, Request, Take
 from milepost.service.core.fetching import at_the_end, judge
 from milepost.service.core.holding import held
 from milepost.service.core.records import Commit, Tier
+
+
+@dataclass(slots=True)
+class Lease:
+    """Be a version that a reader has."""
+
+    by: Request
+    """Which request it was handed out to; empty: more than one, or the reader itself has said that it has it."""
+    unsaid: int = 0
+    """In how many heartbeats since then the reader did not speak of it."""
 
 
 class Readers:
@@ -18,8 +29,7 @@ class Readers:
         self._desk = desk
         self._tiers = tiers
         self._waiting: dict[Request, Fetch] = {}
-        self._leases: dict[Caller, dict[Commit, Request]] = {}
-        """Which versions each reader has, and by which request; empty where it was given one twice."""
+        self._leases: dict[Caller, dict[Commit, Lease]] = {}
         self._last: dict[Caller, Commit] = {}
         """What each reader was given last, or has said that it has: it may have copied it, and released it long ago."""
 
@@ -54,7 +64,7 @@ class Readers:
         del self._waiting[fetch.request]
         if isinstance(verdict, Commit):
             leases = self._leases.setdefault(fetch.caller, {})
-            leases[verdict] = "" if verdict in leases else fetch.request
+            leases[verdict] = Lease("" if verdict in leases else fetch.request)
             self._last[fetch.caller] = verdict
             self._desk.reply(fetch.request, Take(self._desk.catalogue.weights[verdict], self._tiers(verdict)))
         else:
@@ -79,7 +89,22 @@ class Readers:
         """
         self._waiting.pop(request, None)
         for leases in self._leases.values():
-            for at in [at for at, by in leases.items() if by == request]:
+            for at in [at for at, lease in leases.items() if lease.by == request]:
+                del leases[at]
+
+    def said(self, caller: Caller, reads: frozenset[Commit]) -> None:
+        """Hear which versions a reader has: keep those for it, also if another service had given them; let go of others.
+
+        An answer that nobody heard gave nothing, and nobody else knows that. It may be on its way when the first heartbeat comes
+        that does not speak of it; not when the second does.
+        """
+        leases = self._leases.setdefault(caller, {})
+        for at in reads:
+            if at in leases or self._tiers(at):
+                leases[at] = Lease("")
+        for at in leases.keys() - reads:
+            leases[at].unsaid += 1
+            if leases[at].unsaid > 1:
                 del leases[at]
 
     def release(self, caller: Caller, at: Commit) -> None:

@@ -124,8 +124,10 @@ class Service:
         match event:
             case Hello():
                 self._components.hello(event)
-            case Heartbeat(caller):
+            case Heartbeat(caller, reads):
                 self._components.hear(caller)
+                if reads is not None and self._components.is_current(caller):
+                    self._readers.said(caller, reads)
             case Goodbye(caller):
                 if self._components.is_current(caller):
                     self._components.forget(caller)

@@ -122,10 +122,14 @@ class Welcome(_message.Message):
     def __init__(self, live: _Optional[_Union[Commit, _Mapping]] = ..., durable: _Optional[_Union[Commit, _Mapping]] = ..., run_id: _Optional[str] = ..., term: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., server_host: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("caller",)
+    __slots__ = ("caller", "reads", "tells_reads")
     CALLER_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    TELLS_READS_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ...) -> None: ...
+    reads: _containers.RepeatedCompositeFieldContainer[Commit]
+    tells_reads: bool
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., reads: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., tells_reads: bool = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("live", "durable", "term", "is_held")

@@ -20,7 +20,6 @@ from milepost.service.core.events import (
     Arrived,
     Begin,
     Bring,
-    Cancel,
     Done,
     Fetch,
     Finish,
@@ -109,8 +108,7 @@ class Calls(CheckpointsServicer):
         self._shell.counts[f"refused.{refused.kind}"] += 1
 
     async def _ask(self, kind: type[A], make: Callable[[Request], Any], *, wait_s: float = 0) -> A:
-        answer, _ = await self._shell.ask(make, wait_s=wait_s)
-        return _expect(kind, answer)
+        return _expect(kind, await self._shell.ask(make, wait_s=wait_s))
 
     def _until_ns(self, wait_s: float) -> int:
         return self._shell.clock.monotonic_ns() + round(wait_s * 1e9)
@@ -147,7 +145,9 @@ class Calls(CheckpointsServicer):
         refused = self._shell.core.refusal(caller)
         if refused is not None:
             raise Refusal(refused)
-        self._shell.tell(Heartbeat(caller))
+        said = [wire.unpack_commit(at) for at in request.reads[: wire.MAX_SLOTS]]
+        reads = frozenset(at for at in said if at is not None) if request.tells_reads else None
+        self._shell.tell(Heartbeat(caller, reads))
         return pb.HeartbeatReply(
             live=wire.pack_commit(catalogue.live),
             durable=wire.pack_commit(catalogue.durable),
@@ -233,15 +233,13 @@ class Calls(CheckpointsServicer):
         has, at = wire.unpack_commit(request.has), wire.unpack_commit(request.at)
         wait_s = min(max(request.wait_ms, 0) / 1e3, self._settings.fetch_timeout_s)
         until_ns = self._until_ns(wait_s)
-        answer, name = await self._shell.ask(
+        answer = await self._shell.ask(
             lambda name: Fetch(name, caller, has, until_ns, want, at),  # type: ignore[arg-type]  # it was looked at
             wait_s=wait_s,
         )
         if not isinstance(answer, Take):
             return pb.FetchReply(not_modified=pb.NotModified(at=wire.pack_commit(getattr(answer, "at", None))))
         self._shell.counts["fetches"] += 1
-        # Whoever went away before the answer was there holds nothing.
-        context.add_done_callback(lambda ended: self._shell.tell(Cancel(name)) if ended.cancelled() else None)  # type: ignore[arg-type]
         weights = wire.pack_weights(answer.weights, self._shell.places.chunks(answer.weights))
         return pb.FetchReply(take=pb.Take(weights=weights, sources=map(wire.pack_source, self._ways.sources(answer.tiers))))
 

@@ -107,8 +107,8 @@ class Shell:
         for action in self.core.handle(event, self.clock.monotonic_ns()):
             self._do(action)
 
-    async def ask(self, make: Callable[[Request], Event], *, wait_s: float = 0) -> tuple[Answer, Request]:
-        """Return what the core answers, and under which request. Raises `Refusal`. Who is cancelled has asked nothing.
+    async def ask(self, make: Callable[[Request], Event], *, wait_s: float = 0) -> Answer:
+        """Return what the core answers. Raises `Refusal`. Who is cancelled has asked nothing.
 
         ``wait_s``: how long the answer may take; the core is told that time has passed when it has.
         """
@@ -132,7 +132,7 @@ class Shell:
                 timer.cancel()
         if isinstance(answer, Refused):
             raise Refusal(answer)
-        return answer, request
+        return answer
 
     def tick(self) -> None:
         """Let the core know that time has passed, and try again what could not be erased."""
