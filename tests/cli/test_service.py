@@ -267,6 +267,13 @@ class TestStatus:
             assert said["live"]["version"] == str(server.live.at) == "v1"
             assert (said["durable"] or {}).get("version") == (server.durable and str(server.durable.at))
 
+    def test_of_one_that_is_about_to_serve_it_says_so(self, root: Path) -> None:
+        filled(root, 118)
+        with LocalStore(root / "service", SystemClock()).guard(wait_s=0, take_over=False):
+            first, *_, last = milepost("status", root).stdout.splitlines()
+        assert first.startswith(f"not answering yet: pid {os.getpid()} has the root since 20")
+        assert last == "it begins, or ends, just now: look again"
+
     def test_where_none_has_ever_begun_it_says_how_to_begin_one(self, root: Path, tmp_path: Path) -> None:
         result = milepost("status", root)
         assert (result.exit_code, f"milepost serve {root} begins one" in result.stderr) == (10, True)
@@ -285,7 +292,7 @@ class TestStatus:
         first, *_, last = result.stdout.splitlines()
         assert first.startswith(f"no answer from pid {pid} at 127.0.0.1:1 (")
         assert first.endswith("Connection refused); live v1 step 118, durable v1")
-        assert last == f"kill {pid} is safe at any moment; then milepost serve {root} goes on from there"
+        assert last == f"kill -9 {pid} is safe at any moment; then milepost serve {root} goes on from there"
         write_endpoint(LocalStore(root / "service", SystemClock()), dataclasses.replace(alive, boot_id="another"))
         first, *_, last = milepost("status", root).stdout.splitlines()
         assert first.startswith("no answer from 127.0.0.1:1, where a process of another machine has listened (")

@@ -43,7 +43,7 @@ class Ways:
         self._made: tuple[grpc.Channel | None, list[Transport]] = (None, [])
         self.link_bytes_s = link_bytes_s
         """How fast bytes come and go; 0: nobody knows yet."""
-        self.cache = HostCache(host=calls.identity.host, clock=calls.clock)
+        self.cache = HostCache(host=calls.identity.host, shares_alone=False, clock=calls.clock)
         """Where what is fetched from another host comes to lie: readers of this one fetch it once."""
         if transport not in _NAMES:
             raise UsageError(
