@@ -74,10 +74,11 @@ class Trainer:
             self.learner.update(rollouts, left=1 - counters["step"] / steps)
             counters["step"] += 1
             done = self.commit(service, rollouts)
-            if engine.save_if_due(counters["step"]):
-                self.settle(engine, service, done)
-        engine.save(counters["step"])
-        self.settle(engine, service, done)
+            if counters["step"] == steps:
+                engine.save(steps)  # the last step is saved, due or not
+            elif not engine.save_if_due(counters["step"]):
+                continue
+            self.settle(engine, service, done)
 
     def commit(self, service: milepost.service.Client, trained_on: list[Rollout]) -> milepost.service.Done:
         """Make the weights as they are now the ones that samplers fetch."""

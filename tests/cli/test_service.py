@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,10 @@ from milepost.clock import SystemClock
 from milepost.errors import ServiceError
 from milepost.service import Client, Tls, connect
 from milepost.service.adopting import open_service
+from milepost.service.asking import reach_of
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
+from milepost.service.looking import look
+from milepost.service.resting import at_rest
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
@@ -141,6 +145,17 @@ class TestServe:
         with Server(root):
             pass  # and has given the root up
 
+    def test_a_damaged_journal_is_refused_with_the_option_that_goes_back(self, root: Path) -> None:
+        filled(root, 118)
+        journal = root / "service" / "journal.sqlite3"
+        data = bytearray(journal.read_bytes())
+        data[4096:4396] = bytes(300)
+        journal.write_bytes(data)
+        refused = milepost("serve", root)
+        assert (refused.exit_code, "--restore" in refused.stderr) == (13, True), refused.stderr
+        with serving(root, "--restore") as served:
+            assert served.lines[-1].endswith("live v1 step 118, durable v1")
+
     def test_a_second_one_is_refused_with_the_pid_of_the_first(self, root: Path) -> None:
         with serving(root) as served:
             done = subprocess.run(
@@ -252,6 +267,13 @@ class TestStatus:
             assert said["live"]["version"] == str(server.live.at) == "v1"
             assert (said["durable"] or {}).get("version") == (server.durable and str(server.durable.at))
 
+    def test_of_one_that_is_about_to_serve_it_says_so(self, root: Path) -> None:
+        filled(root, 118)
+        with LocalStore(root / "service", SystemClock()).guard(wait_s=0, take_over=False):
+            first, *_, last = milepost("status", root).stdout.splitlines()
+        assert first.startswith(f"not answering yet: pid {os.getpid()} has the root since 20")
+        assert last == "it begins, or ends, just now: look again"
+
     def test_where_none_has_ever_begun_it_says_how_to_begin_one(self, root: Path, tmp_path: Path) -> None:
         result = milepost("status", root)
         assert (result.exit_code, f"milepost serve {root} begins one" in result.stderr) == (10, True)
@@ -270,7 +292,7 @@ class TestStatus:
         first, *_, last = result.stdout.splitlines()
         assert first.startswith(f"no answer from pid {pid} at 127.0.0.1:1 (")
         assert first.endswith("Connection refused); live v1 step 118, durable v1")
-        assert last == f"kill {pid} is safe at any moment; then milepost serve {root} goes on from there"
+        assert last == f"kill -9 {pid} is safe at any moment; then milepost serve {root} goes on from there"
         write_endpoint(LocalStore(root / "service", SystemClock()), dataclasses.replace(alive, boot_id="another"))
         first, *_, last = milepost("status", root).stdout.splitlines()
         assert first.startswith("no answer from 127.0.0.1:1, where a process of another machine has listened (")
@@ -298,6 +320,18 @@ class TestTop:
         trainer.commit(118, WEIGHTS)
         counts = document("status", root)["counts"]
         assert (counts["commits"], counts.get("fetches", 0)) == (1, 0)
+
+    def test_what_is_left_of_a_service_is_read_once_until_somebody_writes(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled(root, 118)
+        reach, clock, read = reach_of(str(root)), SystemClock(), []
+        monkeypatch.setattr("milepost.service.looking.at_rest", lambda *given: read.append(1) or at_rest(*given))
+        first = look(reach, clock)
+        assert look(reach, clock, first) is first
+        os.utime(root / "service" / "endpoint.json", (2e9, 2e9))
+        assert look(reach, clock, first) is not first
+        assert len(read) == 2
 
     def test_in_a_terminal_it_draws_over_itself_until_ctrl_c_and_leaves_what_it_showed(self, root: Path, server: Server) -> None:
         terminal, side = pty.openpty()
@@ -479,6 +513,16 @@ def test_a_hold_outlives_the_service(root: Path) -> None:
     with serving(root) as served:
         assert isinstance(served, Serving)
         assert document("unhold", root)["unheld"] == ["trainer"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("serve", "x"), ("status", "x"), ("top", "x"), ("fetch", "x", "--to", "y"), ("rollback", "x", "v1"), ("unhold", "x")],
+)
+def test_without_grpc_each_verb_names_what_to_install(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    result = milepost(*words)
+    assert (result.exit_code, "pip install 'milepost[service]'" in result.stderr) == (2, True), result.stderr
 
 
 def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -55,24 +56,8 @@ def said(standing: Standing, rest: str = "not running", rates: Rates | None = No
 
 
 def test_a_running_service_shows_its_pointers_its_versions_and_who_is_there() -> None:
-    assert said(STANDING) == (
-        """\
-run 3f0e at 127.0.0.1:41873 (pid 4121, term 3, up 2h)
-live     v42  step 120  412 MiB  12s old  from trainer
-durable  v40  step 118  412 MiB  70s old  from trainer
-memory   824 MiB of 8 GiB
-disk     824 MiB
-
-VERSION  STEP  AGE     SIZE  WHERE        STATE    READERS  GENERATION
-v42       120  12s  412 MiB  memory       live           2
-v41       119  40s  412 MiB  memory disk
-v40       118  70s  412 MiB  disk         durable        1  g000012
-
-COMPONENT  ROLE     HAS  BEHIND                HEARD   PID  MACHINE
-sampler-0  sampler  v42  nothing              1s ago  4122  node1
-sampler-1  sampler  v40  2 versions, 2 steps  3s ago    77  node2
-trainer    trainer                            0s ago  4120  node1"""
-    )
+    page = (Path(__file__).resolve().parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    assert f"$ milepost status runs/ppo\n{said(STANDING)}\n```" in page, said(STANDING)
 
 
 def test_where_nobody_answers_the_first_line_says_so_and_what_is_there() -> None:

@@ -17,11 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from milepost.engine.arena import Arena
+from milepost.engine.capture import capture
 from milepost.errors import CorruptError, NotFoundError, UsageError
 from milepost.service.index import CHUNK_BYTES, Chunks
 from milepost.service.packing import Parcel, fill, parcel
 from milepost.service.tensors import tensors_of, writable
 from milepost.service.unpacking import Part
+from tests.pytorch.test_devices import device
 
 TORCH = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool]
 TORCH += [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
@@ -198,6 +201,18 @@ def test_a_large_part_is_digested_beside_its_copying() -> None:
     assert len(memory) > 3 * CHUNK_BYTES
     found = safetensors.torch.load(bytes(memory))
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_what_a_device_has_is_fetched_and_a_save_that_is_on_its_way_from_there_arrives() -> None:
+    with device() as (twin, _):
+        weights = twin.own(torch.arange(5000.0))
+        staged = capture({"policy": {"w": weights}}, Arena())
+        part = packed({"w": weights, "host": torch.ones(3)})
+        twin.launch(lambda: weights.zero_())
+        staged.arrived()
+        assert [bytes(staged.data(leaf)) for leaf in staged.components[0].leaves] == [torch.arange(5000.0).numpy().tobytes()]
+    assert torch.equal(tensors_of(part)["w"], torch.arange(5000.0))
+    assert torch.equal(tensors_of(part)["host"], torch.ones(3))
 
 
 @pytest.mark.parametrize("target", ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from milepost.clock import FakeClock
-from milepost.errors import ConflictError, CorruptError, UsageError
+from milepost.errors import ConflictError, CorruptError, StoreError, UsageError
 from milepost.service.index import Chunks
 from milepost.service.writing_out import Part, write_out
 from milepost.store.posix import Posix
@@ -175,3 +176,17 @@ def test_a_link_in_place_of_the_directory_being_made_is_not_followed(tmp_path: P
     with pytest.raises(OSError, match="could not make"):
         written(tmp_path / "out")
     assert os.listdir(tmp_path / "elsewhere") == ["precious"]
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+            written(tmp_path / "out")
+        except StoreError as error:
+            os._exit(7 if error.kind == "file-too-big" else 1)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.listdir(tmp_path) == []

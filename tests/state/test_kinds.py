@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import types
 from typing import Any
 
@@ -34,6 +35,26 @@ def test_an_edge_that_cannot_be_loaded_is_named_and_tried_again(monkeypatch: pyt
         with pytest.raises(UsageError, match="no_such_module:register") as caught:
             kinds.load_edges()
         assert caught.value.kind == "broken-edge"
+
+
+def test_two_threads_that_come_upon_an_edge_at_once_both_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    edge: Any = types.ModuleType("an_edge")
+
+    def register() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            other = threading.Thread(target=kinds.load_edges, name="milepost-test-other")
+            other.start()
+            other.join()
+            assert len(calls) == 2, "it went on without an edge that was not loaded yet"
+
+    edge.register = register
+    monkeypatch.setitem(sys.modules, "an_edge", edge)
+    monkeypatch.setattr(kinds, "_waiting", [("sys", "an_edge:register")])
+    kinds.load_edges()
+    kinds.load_edges()
+    assert len(calls) == 2
 
 
 def test_an_edge_waits_for_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from milepost.clock import SystemClock
-from milepost.errors import UsageError
+from milepost.errors import MissingExtraError, UsageError
 from milepost.lifecycle.amounts import bytes_of, seconds_of
 from milepost.publish.signed import open_root
 from milepost.store.base import Store
@@ -52,6 +53,15 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return bytes_of(value)
         except UsageError:
             self.fail(f"{value!r} is not a size (like 500K, 50M or 8GiB)", param, ctx)
+
+
+def need_service() -> None:
+    """Raise `MissingExtraError` where what the checkpoint service speaks with is not installed."""
+    for module in ("grpc", "google.protobuf"):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise MissingExtraError("service", module) from error
 
 
 def verb(function: Callable[..., int | None]) -> click.Command:

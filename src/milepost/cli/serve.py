@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milepost.cli.options import Size, Time
+from milepost.cli.options import Size, Time, need_service
 from milepost.cli.run import log_option, open_what_is_closed
 from milepost.cli.text import size
 from milepost.clock import SystemClock
@@ -97,6 +97,7 @@ def serve(root: str, restore: bool, log: Path | None, as_json: bool, bind: str, 
 
     Exits with 11 if another serves this root, or has taken it over; with 2 for a setting that cannot be.
     """
+    need_service()
     open_what_is_closed()
     settings = _settings(bind, None if no_token else "", given)
     from milepost.service.server.serving import Server

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from milepost.cli import document
-from milepost.cli.options import Time
+from milepost.cli.options import Time, need_service
 from milepost.cli.text import duration, plain, width
 from milepost.clock import Clock, SystemClock
 from milepost.errors import ServiceError
@@ -33,32 +33,34 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
     def command(
         where: str | None, token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None, **given: Any
     ) -> int:
-        from milepost.service.asking import reach_of  # it brings grpc
+        need_service()
+        from milepost.service.asking import reach_of
         from milepost.service.client.target import Tls
 
         tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert else None
         return function(reach=reach_of(where, token_file=token_file, tls=tls), **given)
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
-    command.__dict__ |= function.__dict__  # the options that were put on it
+    # What is applied first comes last in the help: the options of the verb itself are the first.
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
-        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
-        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
-        click.option("--tls-key", type=_FILE, help="The key of that."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure."),
-        click.argument("where", required=False, metavar="ROOT|HOST:PORT"),
+        click.option("--tls-key", type=_FILE, help="The key of that."),
+        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
+        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
+        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
     ):
         option(command)
-    return click.command()(command)
+    vars(command)["__click_params__"] += vars(function).get("__click_params__", [])
+    return click.command()(click.argument("where", required=False, metavar="[ROOT|HOST:PORT]")(command))
 
 
 @of_a_service
 def status(reach: Reach, as_json: bool) -> int:
-    """Show what a checkpoint service has: which weights are live, which durable, who reads what.
+    """Show what a checkpoint service has, and who reads what.
 
-    Where none answers, what it has left is read, and nothing is changed; then it ends with 1.
+    Which weights are live, which are durable, where they lie, who is how far behind, what is on its way, who holds. Where none
+    answers, what it has left is read, and nothing is changed; then it ends with 1.
     """
     from milepost.service.looking import look
 
@@ -69,10 +71,15 @@ def status(reach: Reach, as_json: bool) -> int:
 
 
 @of_a_service
-@click.option("--interval", "interval_s", metavar="TIME", type=Time(), default="2s", show_default=True, help="Look again.")
+@click.option(
+    "--interval", "interval_s", metavar="TIME", type=Time(), default="2s", show_default=True, help="Look again after so long."
+)
 @click.option("--once", is_flag=True, help="Look twice, print once, and end. So does what is no terminal.")
 def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
-    """Show again and again what a checkpoint service has, and what moves. Ctrl-C ends it."""
+    """Show a checkpoint service again and again, and what moves.
+
+    What status shows, until Ctrl-C.
+    """
     clock, pause = SystemClock(), threading.Event().wait
     looks = _looks(reach, clock, lambda: pause(interval_s))
     if once or as_json or not sys.stdout.isatty():
@@ -88,9 +95,10 @@ def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
 
 @of_a_service
 def unhold(reach: Reach, as_json: bool) -> int:
-    """Let samplers go on with the live weights, though a trainer holds them back.
+    """Let samplers go on whom a trainer holds back.
 
-    A trainer holds while it brings a checkpoint back, and says itself when that is done. This is for one that will not come.
+    They get what is live. A trainer holds while it brings a checkpoint back, and says itself when that is done. This is for one
+    that will not come.
     """
     from milepost.service.asking import Asking
     from milepost.service.core.events import Caller
@@ -125,7 +133,7 @@ def _looks(reach: Reach, clock: Clock, pause: Callable[[], object]) -> Iterator[
     yield before, None
     while True:
         pause()
-        now, now_ns = look(reach, clock), clock.monotonic_ns()
+        now, now_ns = look(reach, clock, before), clock.monotonic_ns()
         yield now, Rates.between(before.standing.counts, now.standing.counts, (now_ns - then_ns) / 1e9)
         before, then_ns = now, now_ns
 

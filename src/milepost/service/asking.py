@@ -17,9 +17,7 @@ from milepost.service.proto import service_pb2 as pb
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 
-ANSWERS_WITHIN_S = 20.0
-_TRIES = 2
-"""A connection that was idle over a restart of the service fails once."""
+ANSWERS_WITHIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,10 @@ class Asking:
         self._asked("Resume", pb.ResumeRequest(caller=wire.pack_caller(caller)))
 
     def _asked(self, method: str, request: Any) -> Any:
-        for left in reversed(range(_TRIES)):
-            try:
-                return self._line.call(method, request, ANSWERS_WITHIN_S)
-            except Broken as error:
-                if not left:
-                    raise self._unreachable(error) from error
-        raise AssertionError
+        try:
+            return self._line.call(method, request, ANSWERS_WITHIN_S)
+        except Broken as error:
+            raise self._unreachable(error) from error
 
     def _unreachable(self, why: Broken) -> ServiceError:
         hint = f"milepost serve {self._named} starts it; if it runs, check the address, the network, and TLS on both sides"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.errors import ServiceError
+from milepost.service.adopting import SERVICE
 from milepost.service.asking import Asking, Reach
 from milepost.service.endpoint import Endpoint, read_endpoint
 from milepost.service.resting import at_rest, last_word
 from milepost.service.standing import Standing
+from milepost.store.lock import WRITER_LOCK, read_holder
 from milepost.store.process import boot_id
 
 
@@ -22,8 +25,8 @@ class Looked:
     advice: str = ""
 
 
-def look(reach: Reach, clock: Clock) -> Looked:
-    """Return how a service stands.
+def look(reach: Reach, clock: Clock, before: Looked | None = None) -> Looked:
+    """Return how a service stands. ``before`` is the look before: where nothing was written since, it is not read again.
 
     Raises what `Asking.standing` and `at_rest` raise; `ServiceError` (kind ``unreachable``) only of one named by its address.
     """
@@ -37,11 +40,20 @@ def look(reach: Reach, clock: Clock) -> Looked:
                 raise
             why = str(error.facts["cause"]).rpartition("last error: ")[2]
     assert reach.root is not None
-    return Looked(at_rest(reach.root, clock), *_rest(reach.root, endpoint, why))
+    rest, advice = _rest(reach.root, endpoint, why)
+    if before is not None and (before.rest, before.advice) == (rest, advice):
+        return before  # all that lies in memory is read through for it
+    return Looked(at_rest(reach.root, clock), rest, advice)
 
 
 def _rest(root: str, endpoint: Endpoint, why: str) -> tuple[str, str]:
     start, since = f"milepost serve {root} goes on from there", last_word(root, endpoint)
+    holder = read_holder(os.path.join(root, SERVICE, WRITER_LOCK))
+    if endpoint.is_dead and holder is not None and holder.is_alive:
+        return (
+            f"not answering yet: pid {holder.pid} has the root since {holder.claimed_at}",
+            "it begins, or ends, just now: look again",
+        )
     if endpoint.has_ended:
         return f"not running since {since}", start
     if endpoint.is_dead:
@@ -51,5 +63,5 @@ def _rest(root: str, endpoint: Endpoint, why: str) -> tuple[str, str]:
         return said, f"if that machine is gone: {start}, with what is on disk"
     return (
         f"no answer from pid {endpoint.pid} at {endpoint.address} ({why})",
-        f"kill {endpoint.pid} is safe at any moment; then {start}",
+        f"kill -9 {endpoint.pid} is safe at any moment; then {start}",
     )

@@ -22,7 +22,6 @@ from milepost.records import LeafSpec, Node
 from milepost.service.index import CHUNK_BYTES, Chunks
 from milepost.service.rounding import rounded
 from milepost.state.dtypes import dtype_name, dtype_named
-from milepost.state.late import is_late, start_copies
 from milepost.state.leaves import LiveLeaf
 from milepost.state.protocol import Stateful
 from milepost.state.tree import flatten
@@ -192,19 +191,15 @@ def _full_chunks(parcel: Parcel, room: memoryview) -> Iterator[memoryview]:
 
 
 def _copying(parcel: Parcel, room: memoryview) -> Iterator[int]:
-    """Copy, and yield again and again up to where all is there."""
-    start = len(parcel.header)
-    room[:start] = parcel.header
-    late: list[tuple[LiveLeaf, memoryview]] = []
+    """Copy, and yield again and again up to where all is there.
+
+    What lies on a device is fetched, and not begun (`milepost.state.late`): a save of the same training that is still on its way
+    from there would be forgotten.
+    """
+    stop = len(parcel.header)
+    room[:stop] = parcel.header
     for leaf in parcel.leaves:
-        stop = start + leaf.size_bytes
-        if is_late(leaf):
-            late.append((leaf, room[start:stop]))
-        else:
-            leaf.copy_into(room[start:stop])
-            if not late:
-                yield stop
-        start = stop
-    if late:
-        start_copies(late)()
-    yield start
+        start, stop = stop, stop + leaf.size_bytes
+        leaf.copy_into(room[start:stop])
+        yield stop
+    yield stop

@@ -82,7 +82,7 @@ class Standing:
     memory_limit_bytes: int | None = None
     serving: Serving | None = None
     held_by: str = ""
-    """The component that holds sampling; empty: none does."""
+    """The components that hold sampling, with commas between them; empty: none does."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Since this process began: ``commits``, ``fetches``, ``refused.KIND``, ``bytes.TRANSPORT``."""
     stagings: tuple[StagingStanding, ...] = ()

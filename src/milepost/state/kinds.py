@@ -192,9 +192,12 @@ def load_edges() -> None:
         found = ((point.name, point.value) for point in entry_points(group="milepost.edges"))
         _waiting = list(dict.fromkeys([*_OWN_EDGES, *found]))
     ready = [edge for edge in _waiting if edge[0] in sys.modules]
+    if not ready:
+        return
     for edge in ready:
         _load(*edge)
-        _waiting.remove(edge)
+    # Only now: another thread that is here, too, loads them once more, which changes nothing, and never goes on without them.
+    _waiting = [edge for edge in _waiting if edge not in ready]
 
 
 def _load(watched: str, target: str) -> None:

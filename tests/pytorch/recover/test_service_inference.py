@@ -20,6 +20,7 @@ from milepost.service import Client, connect
 from milepost.service.core.records import Commit, Shard, Weights
 from milepost.service.inference import ServiceInference, came_from
 from milepost.service.standing import Standing, VersionStanding
+from tests.at_length import AT_LENGTH
 from tests.cli.serving import FAILS_AFTER_S, environment, forget, serving
 from tests.pytorch.recover.test_refusals import damage
 from tests.pytorch.recover.test_round_trips import handler
@@ -182,7 +183,8 @@ with handler(Path(sys.argv[1])) as each:
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+# A trainer of its own, which imports torch: some seconds.
+@pytest.mark.parametrize("when", ["before", "after"] if AT_LENGTH else ["before"])
 def test_a_trainer_that_is_killed_while_it_loads_leaves_sampling_held_until_the_next_load(
     tmp_path: Path, root: Path, sampler: Client, when: str
 ) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from milepost.service import connect
 from milepost.service.client.client import Client
-from milepost.service.client.committing import Done
+from milepost.service.client.committing import Committing, Done
 from milepost.service.client.weights import Weights
 from milepost.service.deltas import offering, taking
 from milepost.service.index import blob_of
 from milepost.service.server.serving import Server
 from milepost.service.settings import ServiceSettings
+from tests.service.server.process import Process
 
 GIGABIT = 125e6
 WORDS = 1 << 19
@@ -188,7 +189,7 @@ def test_a_reader_whose_version_is_gone_has_the_whole_and_is_told_the_next(tmp_p
         held.release()
         for number in (1, 2, 3, 4):
             commit(trainer, number, versions, durable=True)
-        until_gone(trainer, 1)
+        until(lambda: not tiers_of(trainer, 1))
         weights, down = travelled(server, sampler.fetch, sampler)
         assert is_same(weights, versions[4])
         assert down >= FULL
@@ -198,11 +199,15 @@ def test_a_reader_whose_version_is_gone_has_the_whole_and_is_told_the_next(tmp_p
         assert down * 50 < FULL
 
 
-def until_gone(client: Client, number: int) -> None:
-    """Wait until the bytes of a version are nowhere."""
+def until(is_so: Callable[[], bool]) -> None:
     waiting = threading.Event()
-    while any(version.weights.at.number == number and version.tiers for version in client.status().versions):
+    while not is_so():
         assert not waiting.wait(0.02)
+
+
+def tiers_of(client: Client, number: int) -> tuple[str, ...]:
+    """Return where the bytes of a version are."""
+    return next((version.tiers for version in client.status().versions if version.weights.at.number == number), ())
 
 
 def test_a_reader_far_behind_is_told_against_what_it_has_for_as_long_as_that_is_kept(tmp_path: Path, memory_base: str) -> None:
@@ -220,6 +225,25 @@ def test_a_reader_far_behind_is_told_against_what_it_has_for_as_long_as_that_is_
         assert is_same(weights, versions[3])
         assert is_same(kept, versions[0])
         assert down * 15 < FULL
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_base_that_is_on_disk_only_is_read_where_there_is_room_for_it(tmp_path: Path, memory_base: str, has_room: bool) -> None:
+    versions = updates(2)
+    with (
+        serving(tmp_path / "run", memory_base, memory_bytes=(16 if has_room else 4) * FULL) as server,
+        joined(tmp_path / "run", "trainer") as trainer,
+        joined(tmp_path / "run", "sampler") as sampler,
+    ):
+        commit(trainer, 0, versions, durable=True)
+        weights = sampler.fetch()
+        assert weights is not None
+        weights.release()
+        commit(trainer, 1, versions, durable=True)
+        until(lambda: tiers_of(trainer, 1) == ("disk",))
+        weights, down = travelled(server, sampler.fetch, sampler)
+        assert is_same(weights, versions[1])
+        assert down * 50 < FULL if has_room else down >= FULL
 
 
 def test_what_a_reader_has_written_to_is_no_base_and_it_has_the_whole(tmp_path: Path, memory_base: str) -> None:
@@ -432,3 +456,38 @@ def test_torchs_dtypes_tied_tensors_and_the_bits_of_odd_floats_arrive(tmp_path: 
                 assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8)), name
             assert found["tied"].data_ptr() == found["again"].data_ptr()
         assert max(up, down) * 20 < table.nbytes * 4
+
+
+def test_a_service_that_is_killed_with_half_a_version_told_has_it_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = updates(3)
+    root, shm = tmp_path / "run", tmp_path / "memory"
+    arrived = Committing._arrived
+    struck: list[list[str]] = []
+
+    def told() -> list[str]:
+        return sorted(path.name for path in shm.rglob("*.from-*"))
+
+    with ExitStack() as stack:
+        service = stack.enter_context(Process(root, shm, memory_bytes=16 * FULL))
+        trainer = stack.enter_context(joined(root, "trainer"))
+        sampler = stack.enter_context(joined(root, "sampler"))
+
+        def arrives_late(self: Committing, commit: Any, slot: str, chunks: Any, *how: Any) -> None:
+            if how and not struck:
+                struck.append(told())
+                service.kill()
+                stack.enter_context(Process(root, shm, memory_bytes=16 * FULL))
+                struck.append(told())
+            arrived(self, commit, slot, chunks, *how)
+
+        commit(trainer, 0, versions)
+        held = sampler.fetch()
+        commit(trainer, 1, versions)
+        assert is_same(sampler.fetch(), versions[1])
+        monkeypatch.setattr(Committing, "_arrived", arrives_late)
+        commit(trainer, 2, versions)
+        assert is_same(sampler.fetch(), versions[2])
+        assert is_same(held, versions[0])
+        assert struck == [["weights.from-1", "weights.from-2"], []]

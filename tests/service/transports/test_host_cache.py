@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from milepost.encode.digest import xxh3
 from milepost.errors import CorruptError, ServiceError
 from milepost.service.index import Chunks
 from milepost.service.transports import folder as folder_module
+from milepost.service.transports import host_cache_files
 from milepost.service.transports.base import Blob, Source
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.bulk_server import BulkServer
@@ -91,6 +91,26 @@ def test_a_reader_that_is_killed_in_the_middle_leaves_its_chunks_to_the_next(tmp
         said = [json.loads(said_by(reader)) for reader in others]
         assert [each["has"] for each in said] == [{str(blob): xxh3(its) for blob, its in data.items()}] * 2
         assert sorted(each["moved"] for each in said) == [0, SIZE // 2]
+
+
+def test_a_reader_that_is_alone_shares_nothing_unless_it_is_told_to_and_shares_once_there_is_another(tmp_path: Path) -> None:
+    def cache() -> HostCache:
+        return HostCache(str(tmp_path / CACHE), shares_alone=False)
+
+    (_, first), (_, second) = version(1), version(2)
+    one, other = cache(), cache()
+    ((_, chunks),), ((_, later),) = first.items(), second.items()
+    assert isinstance(one.land(chunks), PrivateLanding)
+    for reader, wanted in ((other, chunks), (one, later), (other, later)):
+        landing = reader.land(wanted)
+        assert isinstance(landing, SharedLanding)
+        landing.close()
+    other.close()
+    assert isinstance(one.land(chunks), PrivateLanding)
+    one.close()
+    third = HostCache(str(tmp_path / CACHE)).land(chunks)
+    assert isinstance(third, SharedLanding)
+    third.close()
 
 
 def test_versions_in_turn_take_the_place_of_those_that_nobody_maps(tmp_path: Path) -> None:
@@ -311,20 +331,21 @@ def test_a_forked_child_that_ends_lets_go_of_nothing(tmp_path: Path) -> None:
     assert kept.views == data
 
 
-def test_a_blob_that_is_being_removed_is_made_anew(tmp_path: Path) -> None:
+def test_a_blob_that_is_removed_just_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = Chunks.of(os.urandom(SIZE), CHUNK)
     cache = HostCache(str(tmp_path / CACHE))
     cache.land(chunks).close()
-    marks = next((tmp_path / CACHE).glob("*.chunks"))
-    held = os.open(marks, os.O_RDWR)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    lock = host_cache_files._is_locked
+    calls = iter(range(100))
 
-    def wait(seconds: float) -> None:
-        for path in (tmp_path / CACHE).glob("*.[bc]*"):
-            path.unlink()
-        os.close(held)
+    def removed_first(descriptor: int, how: int) -> bool:
+        if next(calls) == 0:
+            for path in (tmp_path / CACHE).iterdir():
+                path.unlink()
+        return lock(descriptor, how)
 
-    landing = HostCache(str(tmp_path / CACHE), wait=wait).land(chunks)
+    monkeypatch.setattr(host_cache_files, "_is_locked", removed_first)
+    landing = cache.land(chunks)
     assert isinstance(landing, SharedLanding)
-    assert marks.exists()
+    assert len(list((tmp_path / CACHE).glob("*.chunks"))) == 1
     landing.close()

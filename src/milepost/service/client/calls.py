@@ -102,6 +102,8 @@ class Calls:
             except Broken as error:
                 why: Exception = error
             except MilepostError as error:
+                if error.kind == "bad-token" and self.joined is not None and self._renew():
+                    continue  # the service has another one since it was started anew
                 if not is_transient(error) and not _is_not_there_yet(error, self.joined):
                     raise
                 why = error
@@ -157,11 +159,11 @@ class Calls:
         self.closing.wait(seconds)
         self.check()
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
         try:
-            self.line.renew()
+            return self.line.renew()
         except (NotFoundError, StoreError, CorruptError):
-            return  # it is said by the next try, if it stays so
+            return False  # it is said by the next try, if it stays so
 
     def _unreachable(self, until: Until, certain: str, why: Exception) -> MilepostError:
         if isinstance(why, NotFoundError):

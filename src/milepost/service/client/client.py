@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
 from milepost.service.transports.host_cache import HostCache
 from milepost.service.wire import check_name, pack_commit
+
+log = logging.getLogger("milepost")
 
 _LAST = Commit(0, 0)
 """Stands for what this client fetched last."""
@@ -111,6 +114,7 @@ class Client:
         shared: bool,
     ) -> None:
         self._calls = calls
+        self._is_shared = shared
         self._heartbeat = Heartbeat(calls)
         self._commits = Committing(calls, ways, differences, commit_timeout)
         self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
@@ -123,8 +127,14 @@ class Client:
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
         until = Until(self._calls.clock, timeout)
-        self._calls.keep_trying(lambda: self._calls.join(until), until, lambda: "nothing was changed")
+        joined = self._calls.keep_trying(lambda: self._calls.join(until), until, lambda: "nothing was changed")
         self._heartbeat.start()
+        me = self._calls.identity
+        if me.role == "trainer" and me.step is None and joined.live is not None and not self._is_shared:
+            log.warning(
+                "this trainer begins anew, and its first commit leaves %s behind: connect(step=...) goes on from a step",
+                joined.live,
+            )
 
     @property
     def component(self) -> str:

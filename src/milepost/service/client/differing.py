@@ -53,7 +53,7 @@ class Differences:
     ) -> dict[Blob, memoryview]:
         """Return those parts of a version that could be made of the version before; the others are to be had whole."""
         base = self._read
-        if base is None or base.at == told.weights.at or self._ways.are_local(sources):
+        if base is None or base.at == told.weights.at or not self._ways.travels(sources):
             return {}
         slots = [slot for slot in blobs if slot in base.parts]
         if not slots or sum(told.chunks[slot].size_bytes for slot in slots) > limit_bytes:
@@ -87,7 +87,7 @@ class Differences:
 
     def has_read(self, told: Told, sources: Sequence[Source], parts: Mapping[str, memoryview]) -> None:
         """Keep a version, which the next one may be told against."""
-        base = Base(told.weights.at, dict(parts)) if self._is_on and not self._ways.are_local(sources) else None
+        base = Base(told.weights.at, dict(parts)) if self._is_on and self._ways.travels(sources) else None
         with self._changing:
             self._read = base
 

@@ -80,15 +80,16 @@ class Line:
         except ValueError as error:
             raise Broken(str(error)) from error
 
-    def renew(self) -> None:
-        """Look again where the service is, and call there from now on. Raises what finding it raises."""
+    def renew(self) -> bool:
+        """Look again where the service is, and call there from now on; return whether that is new. Raises as finding it."""
         found = self._find()
         with self._changing:
             if found == self._target or self._closed:
-                return  # the channel finds back by itself
+                return False  # the channel finds back by itself
             old, self._channel, self._stub, self._target = self._channel, None, None, found
         if old is not None:
             old.close()
+        return True
 
     def close(self) -> None:
         """Hang up. Calls that are under way end."""

@@ -25,6 +25,7 @@ from milepost.service.transports.store import StoreTransport
 from milepost.service.transports.stream import StreamTransport
 
 _NAMES = ("auto", "shm", "files", "store", "rdma", "bulk", "grpc")
+_FROM_SERVICE = ("rdma", "bulk", "grpc")
 _MEASURED_BYTES = 1 << 20
 """Of fewer bytes it cannot be told how fast they come."""
 
@@ -42,7 +43,7 @@ class Ways:
         self._made: tuple[grpc.Channel | None, list[Transport]] = (None, [])
         self.link_bytes_s = link_bytes_s
         """How fast bytes come and go; 0: nobody knows yet."""
-        self.cache = HostCache(host=calls.identity.host, clock=calls.clock)
+        self.cache = HostCache(host=calls.identity.host, shares_alone=False, clock=calls.clock)
         """Where what is fetched from another host comes to lie: readers of this one fetch it once."""
         if transport not in _NAMES:
             raise UsageError(
@@ -71,15 +72,16 @@ class Ways:
         moved, why = fetch_told(mover, sources, parts, land=self.cache.land, timeout_s=timeout_s)
         return moved.views, why
 
-    def are_local(self, sources: Sequence[Source]) -> bool:
-        """Say whether a version lies where this process can map it: nothing has to travel then."""
-        for way in self._chosen():
+    def travels(self, sources: Sequence[Source]) -> bool:
+        """Say whether a version has to travel here from the service: it lies nowhere where this process can map it."""
+        chosen = self._chosen()
+        for way in chosen:
             for source in sources:
                 link = way.reach(source) if way.is_local else None
                 if link is not None:
                     link.close()
-                    return True
-        return False
+                    return False
+        return any(source.transport in _FROM_SERVICE for source in sources for way in chosen if way.name == source.transport)
 
     def room(self, sinks: Sequence[Source], blob: Blob, size_bytes: int) -> memoryview | None:
         """Return memory of the service's for a part; None where none of it is this host's."""

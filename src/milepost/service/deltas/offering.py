@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,8 @@ from milepost.service.index import DELTA, Chunks, blob_of, delta_of
 from milepost.service.tiers.memory import MemoryTier
 from milepost.service.transports.base import Blob
 from milepost.threads import Member
+
+log = logging.getLogger("milepost")
 
 MOST_WAITING = 256
 """How many deltas may be asked for and not made yet: who comes next has the part whole."""
@@ -126,7 +129,8 @@ class Offers:
             except NotFoundError:
                 pass  # let go of meanwhile
             except Exception as error:  # noqa: BLE001 - no reader waits for ever, and each has another way
-                self.last_failure = str(error) if isinstance(error, MilepostError) else repr(error)
+                self.last_failure = error.message if isinstance(error, MilepostError) else repr(error)
+                log.warning("a version is fetched whole, it could not be told: %s cause=%s", work.wish.blob, error)
             work.made.set_result(made)
 
     def _made(self, work: _Work) -> Chunks | None:

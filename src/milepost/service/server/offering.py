@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from milepost.encode.digest import Buffer
 from milepost.errors import NotFoundError
@@ -17,24 +18,29 @@ from milepost.service.server.places import Places
 from milepost.service.server.storage import Storage
 from milepost.service.settings import ServiceSettings
 from milepost.service.transports.base import Blob
+from milepost.service.transports.landing import new_memory
 
 SHARE = 8
-"""All deltas together take at most this part of what versions may take in memory; beside that."""
+"""All deltas together take at most this part of what versions may take in memory; beside that. As much takes a base on disk."""
 
 
 def offers_of(storage: Storage, settings: ServiceSettings, memory_bytes: int) -> Offers:
     """Return what makes deltas for this service. None are made where its settings say so."""
+    most_bytes = memory_bytes // SHARE if settings.incremental else 0
 
     def part(blob: Blob) -> Buffer | None:
-        for tier in (storage.memory, storage.disk):
-            try:
-                return tier.map(blob)
-            except NotFoundError:
-                continue
-        return None
+        with suppress(NotFoundError):
+            return storage.memory.map(blob)
+        # Read, and not mapped: a disk that fails would end the process that looks at it.
+        size_bytes = storage.disk.size(blob)
+        if size_bytes > most_bytes:
+            return None
+        memory = new_memory(size_bytes)
+        storage.disk.read_into(blob, 0, memory)
+        return memory
 
     how = How(incremental_threshold=settings.incremental_threshold, link_bytes_s=settings.link_bytes_s)
-    return Offers(storage.memory, part, how=how, most_bytes=memory_bytes // SHARE if settings.incremental else 0)
+    return Offers(storage.memory, part, how=how, most_bytes=most_bytes)
 
 
 async def offer(offers: Offers, catalogue: Catalogue, places: Places, request: pb.OfferRequest) -> pb.OfferReply:

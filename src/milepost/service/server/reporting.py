@@ -49,7 +49,7 @@ class Report:
                 pb.StagingStatus(component=begin.caller.component, key=begin.key, step=begin.step, missing=missing[:64])
                 for begin, missing in shell.core.under_way()
             ],
-            last_failure="; ".join(shell.failures.values()),
+            last_failure="; ".join(filter(None, [*shell.failures.values(), shell.offers.last_failure])),
             milepost_version=milepost.__version__,
         )
 

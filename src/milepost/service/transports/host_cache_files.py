@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from milepost.service.index import Chunks
 
-DATA, MARKS, ROOM = ".bytes", ".chunks", "room.lock"
+DATA, MARKS, ROOM, READERS = ".bytes", ".chunks", "room.lock", "readers.lock"
 HERE = b"\1"
 """The mark of a chunk that has come, and was found to be right."""
 HEAD_BYTES = 8
@@ -40,11 +40,24 @@ def path_of(directory: str, key: str, kind: str) -> str:
 
 def open_lock(path: str) -> int | None:
     """Open a file, made if need be, and lock it; None if somebody else has it locked, or it was removed meanwhile."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_here(path)
     if _is_locked(descriptor, fcntl.LOCK_EX) and _is_there(descriptor, path):
         return descriptor
     os.close(descriptor)
     return None
+
+
+def open_here(path: str) -> int:
+    """Open a file, made if need be."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def is_alone(present: int) -> bool:
+    """Say whether nobody else has this file locked, and have it locked ourselves from then on, together with others."""
+    alone = _is_locked(present, fcntl.LOCK_EX)
+    # Whoever asks at this very moment has it for himself, and nobody waits for that: it is a hint, and made good the next time.
+    _is_locked(present, fcntl.LOCK_SH)
+    return alone
 
 
 def open_there(directory: str, key: str, chunks: Chunks, marks: int) -> int | None:
