@@ -244,7 +244,7 @@ def summary(tale: Tale, witnesses: Witnesses) -> str:
     last, commits = tale.commits[-1], tale.commits
     steps, returns = [note for note in commits if note["made_by"]], witnesses.returns
     rows = {
-        "": "",
+        "": "in all",
         "versions committed; lost with the trainer's steps": f"{len(witnesses.versions)}; {len(witnesses.lost)}",
         "of them seen by the watcher": f"{len({each.described.at for each in tale.seen})}",
         "acknowledged as durable": f"{len(tale.trainer.notes) - len(commits)}",

@@ -28,10 +28,10 @@ _take_over = click.option(
 @_take_over
 @click.option("--reason", default="", help="Of a version: why, for the log.")
 def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool) -> None:
-    """Make an older generation the newest again; or, as v42, an older version of a checkpoint service live.
+    """Make an older generation the newest again, or version v42 live.
 
     A new generation is published with the same content. History only grows: what came after it stays until retention takes it.
-    Of a service samplers get the older weights with their next fetch; ROOT may be its HOST:PORT then.
+    A version is a checkpoint service's: samplers get it with their next fetch. ROOT may be the service's HOST:PORT then.
     """
     if (version := version_numbered(ref)) is not None:
         need_service()

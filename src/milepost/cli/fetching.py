@@ -36,10 +36,11 @@ _VERSION = re.compile(r"v?(\d{1,18})", re.ASCII)
 def fetch(
     reach: Reach, to: str, version: str | None, step: int | None, parts: tuple[str, ...], force: bool, as_json: bool
 ) -> int:
-    """Write a version into a directory, as safetensors files: milepost fetch runs/ppo --to out
+    """Write weights of a checkpoint service into a directory.
 
-    A version.json beside them says which. All bytes are checked, and the directory appears whole or not at all. Where no service
-    answers the version is taken from what it has left.
+    As safetensors files, of the live version unless another is named: milepost fetch runs/ppo --to out. A version.json beside
+    them says which. All bytes are checked, and the directory appears whole or not at all. Where no service answers the version is
+    taken from what it has left.
     """
     from milepost.cli.service_document import of_weights
     from milepost.service.looking import look

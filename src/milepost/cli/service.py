@@ -57,9 +57,10 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
 
 @of_a_service
 def status(reach: Reach, as_json: bool) -> int:
-    """Show what a checkpoint service has: which weights are live, which durable, who reads what.
+    """Show what a checkpoint service has, and who reads what.
 
-    Where none answers, what it has left is read, and nothing is changed; then it ends with 1.
+    Which weights are live, which are durable, where they lie, who is how far behind, what is on its way, who holds. Where none
+    answers, what it has left is read, and nothing is changed; then it ends with 1.
     """
     from milepost.service.looking import look
 
@@ -75,7 +76,10 @@ def status(reach: Reach, as_json: bool) -> int:
 )
 @click.option("--once", is_flag=True, help="Look twice, print once, and end. So does what is no terminal.")
 def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
-    """Show again and again what a checkpoint service has, and what moves. Ctrl-C ends it."""
+    """Show a checkpoint service again and again, and what moves.
+
+    What status shows, until Ctrl-C.
+    """
     clock, pause = SystemClock(), threading.Event().wait
     looks = _looks(reach, clock, lambda: pause(interval_s))
     if once or as_json or not sys.stdout.isatty():
@@ -91,9 +95,10 @@ def top(reach: Reach, as_json: bool, interval_s: float, once: bool) -> int:
 
 @of_a_service
 def unhold(reach: Reach, as_json: bool) -> int:
-    """Let samplers go on with the live weights, though a trainer holds them back.
+    """Let samplers go on whom a trainer holds back.
 
-    A trainer holds while it brings a checkpoint back, and says itself when that is done. This is for one that will not come.
+    They get what is live. A trainer holds while it brings a checkpoint back, and says itself when that is done. This is for one
+    that will not come.
     """
     from milepost.service.asking import Asking
     from milepost.service.core.events import Caller

@@ -378,3 +378,37 @@ def test_over_tls_a_client_trusts_whom_it_was_told_to(tmp_path: Path) -> None:
         for stranger in (None, cert):
             with pytest.raises(ServiceError, match="cannot be reached"):
                 service.client("stranger", tls=stranger, timeout=0.3)
+
+
+def test_what_does_not_fit_into_memory_goes_to_disk_and_is_had_from_there(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, '{"memory_bytes": 0}') as service,
+        service.client("trainer", "trainer") as trainer,
+        service.client("sampler") as sampler,
+        service.client("small", limit_bytes=100) as small,
+    ):
+        done = trainer.commit(1, {"w": np.arange(100_000)}, parts={"empty": {}})
+        assert done.durable
+        weights = sampler.fetch(parts=("weights", "empty"))
+        assert weights is not None
+        assert np.array_equal(weights["w"], np.arange(100_000))
+        assert weights.part("empty") == {}
+        assert [version.tiers for version in sampler.status().versions] == [("disk",)]
+        with pytest.raises(ServiceError) as large:
+            small.fetch()
+        assert large.value.kind == "too-large"
+
+
+def test_a_commit_of_which_somebody_brings_no_part_is_given_up_and_says_which(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, '{"commit_timeout_s": 0.5}') as service,
+        service.client("ranks", "trainer", incarnation="agreed-on", commit_timeout=2.0) as rank,
+    ):
+        state = {"a": np.arange(5)}
+        sizes = {f"weights.{number}-of-2": rank.size_of(state) for number in range(2)}
+        commit = rank.begin(1, sizes, key="step 1")
+        rank.bring(commit, "weights.0-of-2", state)
+        with pytest.raises(ServiceError) as late:
+            rank.finish(commit)
+        assert (late.value.kind, late.value.facts["missing"]) == ("commit-timeout", "weights.1-of-2")
+        assert rank.status().live is None

@@ -32,8 +32,6 @@ class Heartbeat:
         self._unsaid: dict[Commit, None] = {}
         self.reads: Callable[[], Iterable[Commit]] | None = None
         """What tells which versions this component reads; None where other processes are it, too."""
-        self.is_held = False
-        """Whether a trainer holds sampling, as it was said last."""
         self._thread = Member(self._serve, "milepost-heartbeat")
 
     def start(self) -> None:
@@ -77,7 +75,6 @@ class Heartbeat:
         known = calls.joined
         try:
             reply = calls.line.call("Heartbeat", self._said(), _BEAT_S)
-            self.is_held = reply.is_held
             if known is not None and reply.term != known.term:
                 calls.join(Until(calls.clock, _BEAT_S), known)
         except Broken as error:

@@ -215,7 +215,9 @@ class Commits:
         for each in [*self._waiting.values()]:
             if each.until_ns <= self._desk.now_ns:
                 hint = "it goes on: ask again, or look at milepost status"
-                refused = Refused("commit-timeout", "it takes longer than you wait for", hint, {"key": each.key})
+                awaited = self._stagings.get((each.caller.component, each.key))
+                missing = {"missing": ", ".join(awaited.missing)} if awaited is not None and awaited.missing else {}
+                refused = Refused("commit-timeout", "it takes longer than you wait for", hint, {"key": each.key, **missing})
                 self._answer(each, refused)
 
     def link(self, event: Link) -> None:
