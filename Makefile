@@ -53,7 +53,7 @@ test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and op
 
 test-transfer: export LD_LIBRARY_PATH := $(CURDIR)/.venvs/transfer/lib/verbs$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 test-transfer: .venvs/transfer/.ready  ## Read versions out of another process's memory with the transfer engine of Mooncake, over TCP
-	.venvs/transfer/bin/python -m pytest tests/heavy/transfer
+	.venvs/transfer/bin/python -m pytest --basetemp=.venvs/transfer/tmp tests/heavy/transfer
 
 # The engine needs libibverbs, which no Python package brings. Where the system has none, Debian's is unpacked beside the engine.
 .venvs/transfer/.ready: pyproject.toml constraints.txt
