@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import mmap
 from collections import OrderedDict
 from typing import Any
 
@@ -11,16 +10,9 @@ import numpy as np
 
 from milepost.errors import MissingExtraError, UsageError
 from milepost.service.packing import flat_keys
+from milepost.service.transports.private_map import PrivateMap
 from milepost.service.unpacking import Entry, Part
 from milepost.state.inflate import skeleton
-
-
-class PrivateMap(mmap.mmap):
-    """Be a mapping whose pages become this process's own when they are written to.
-
-    torch has no tensors that are read-only: over memory that may only be read, an update in place would end the process. Over
-    this one it changes a copy of the page, which nobody else sees.
-    """
 
 
 def tensors_of(part: Part, *, copy: bool = False) -> OrderedDict[str, Any]:

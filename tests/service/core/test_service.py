@@ -130,12 +130,35 @@ def test_a_rollback_is_news_and_what_came_after_is_lost(world: World) -> None:
     assert refused(world.fetch(S1, want="at least", at=second.at)) == "lost-branch"
     assert refused(world.roll_back(second.at)) == "lost-branch"
     # The trainer still has the weights that were rolled back: its next commit would bring them to life again.
-    world.begin(T1, "three", 3, {"all": 1})
-    world.bring(T1, "three", Shard("all", 1, "x"))
-    assert refused(world.finish(T1, "three")) == "unknown-commit"
+    assert refused(world.begin(T1, "three", 3, {"all": 1})) == "lost-branch"  # before it brings a byte
     third = world.commit(T1, "three-again", 3, parent=first.at)
     assert third.at == Commit(1, 3)
     assert third.parent == first.at
+
+
+def test_who_asks_only_then_hears_why_a_commit_was_given_up(world: World) -> None:
+    first, _ = world.commit(T1, "one", 1), world.commit(T1, "two", 2)
+    world.begin(T1, "three", 3, {"all": 1})
+    world.roll_back(first.at)
+    world.settle_down()
+    # Its last part is taken in, and only the decision on its parent gives it up; nobody waits for it yet.
+    world.bring(T1, "three", Shard("all", 1, "x"))
+    assert refused(world.finish(T1, "three")) == "lost-branch"
+    assert refused(world.bring(T1, "three", Shard("all", 1, "x"))) == "lost-branch"
+    world.begin(T1, "four", 3, {"all": 1}, parent=first.at)
+    world.bring(T1, "four", Shard("all", 1, "x"))
+    world.record("disk full")
+    assert refused(world.finish(T1, "four")) == "not-written"
+    assert world.commit(T1, "four", 3, parent=first.at).parent == first.at  # begun anew, it is forgotten
+
+
+def test_a_trainer_that_outlives_the_service_goes_on_from_what_it_brought_last(world: World) -> None:
+    first, second = world.commit(T1, "one", 1), world.commit(T1, "two", 2)
+    world.crash(host=False, record_landed=True)
+    third = world.commit(T1, "three", 3)
+    assert third.parent == second.at
+    assert not world.service.catalogue.lost
+    assert [*world.service.catalogue.line(third.at)] == [third.at, second.at, first.at]
 
 
 def test_a_trainer_that_goes_on_from_an_older_step_leaves_a_branch_behind(world: World) -> None:

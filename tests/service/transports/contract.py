@@ -7,6 +7,7 @@ class TestMine(TransportTests):
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -78,15 +79,31 @@ class TransportTests:
     can_be_large = True
     """Whether `grow` takes no room."""
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serving] | None]:
+        """Serve one directory to all tests of a class: to start a process for each would take most of their time."""
+        if not cls.has_server:
+            yield None
+            return
+        directory = tmp_path_factory.mktemp("shared") / "versions"
+        directory.mkdir()
+        with cls().serving(directory) as serving:
+            yield directory, serving
+
     @pytest.fixture
-    def directory(self, tmp_path: Path) -> Path:
-        directory = tmp_path / "versions"
+    def directory(self, shared: tuple[Path, Serving] | None, tmp_path: Path) -> Path:
+        directory = tmp_path / "versions" if shared is None else shared[0]
+        shutil.rmtree(directory, ignore_errors=True)
         (directory / BLOB.place).mkdir(parents=True)
+        self.put(directory, BLOB, DIGITS)
         return directory
 
     @pytest.fixture
-    def served(self, directory: Path) -> Iterator[Serving]:
-        self.put(directory, BLOB, DIGITS)
+    def served(self, shared: tuple[Path, Serving] | None, directory: Path) -> Iterator[Serving]:
+        if shared is not None:
+            yield shared[1]
+            return
         with self.serving(directory) as serving:
             yield serving
 
@@ -264,17 +281,20 @@ class TransportTests:
 
     # failing
 
-    def test_a_server_that_dies_in_the_middle_is_told(self, directory: Path, served: Serving) -> None:
-        self._check_that_it_is_told(directory, served, signal.SIGKILL, 60.0)
+    def test_a_server_that_dies_in_the_middle_is_told(self, tmp_path: Path) -> None:
+        self._check_that_it_is_told(tmp_path, signal.SIGKILL, 60.0)
 
-    def test_a_server_that_stands_still_is_waited_for_so_long_and_no_longer(self, directory: Path, served: Serving) -> None:
-        self._check_that_it_is_told(directory, served, signal.SIGSTOP, 0.3)
+    def test_a_server_that_stands_still_is_waited_for_so_long_and_no_longer(self, tmp_path: Path) -> None:
+        self._check_that_it_is_told(tmp_path, signal.SIGSTOP, 0.3)
 
-    def _check_that_it_is_told(self, directory: Path, served: Serving, struck: signal.Signals, stall_s: float) -> None:
-        if served.pid is None:
+    def _check_that_it_is_told(self, directory: Path, struck: signal.Signals, stall_s: float) -> None:
+        if not self.has_server:
             pytest.skip("there is no server here")
+        self.put(directory, BLOB, DIGITS)
         self.grow(directory, BLOB, 512 << 20)  # more than any socket holds
-        with served.link(stall_s) as link:
+        with self.serving(directory) as served, served.link(60.0) as whole, served.link(stall_s) as link:
+            assert served.pid is not None
+            assert read(whole, BLOB, 0, 10) == DIGITS[:10]
             piece = memoryview(bytearray(1 << 20))
             pieces = link.read_each(BLOB, 0, [piece] * 512)
             next(pieces)

@@ -20,6 +20,7 @@ from tests.service.transports.contract import Serving, TransportTests
 
 class TestShm(TransportTests):
     can_map = True
+    has_server = False
 
     @contextmanager
     def serving(self, directory: Path) -> Iterator[Serving]:
@@ -28,6 +29,7 @@ class TestShm(TransportTests):
 
 class TestFiles(TransportTests):
     can_write = False
+    has_server = False
 
     @contextmanager
     def serving(self, directory: Path) -> Iterator[Serving]:
@@ -36,6 +38,7 @@ class TestFiles(TransportTests):
 
 class TestLocalStore(TransportTests):
     can_write = False
+    has_server = False
 
     @contextmanager
     def serving(self, directory: Path) -> Iterator[Serving]:
@@ -45,6 +48,7 @@ class TestLocalStore(TransportTests):
 
 class TestMemoryStore(TransportTests):
     can_write = False
+    has_server = False
     can_be_large = False
 
     def put(self, directory: Path, blob: Blob, data: bytes) -> None:

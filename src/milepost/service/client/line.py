@@ -49,13 +49,13 @@ class Line:
 
     def target(self) -> Target:
         """Return where the service is. Raises what `milepost.service.endpoint.read_endpoint` raises."""
-        self._open()
+        self.channel()
         assert self._target is not None
         return self._target
 
     def stub(self) -> CheckpointsStub:
         """Return what calls are made on."""
-        return CheckpointsStub(self._open())
+        return CheckpointsStub(self.channel())
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -98,7 +98,8 @@ class Line:
         if channel is not None:
             channel.close()
 
-    def _open(self) -> grpc.Channel:
+    def channel(self) -> grpc.Channel:
+        """Return the channel, opened."""
         if self._channel is None and self._target is None:
             found = self._find()
             with self._changing:

@@ -17,6 +17,9 @@ from milepost.service.transports.landing import new_memory
 from milepost.service.transports.moving import Mover
 from milepost.service.transports.shm import ShmTransport
 from milepost.service.transports.store import StoreTransport
+from milepost.service.transports.stream import StreamTransport
+
+_NAMES = ("auto", "shm", "files", "store", "bulk", "grpc")
 
 
 class Ways:
@@ -25,11 +28,11 @@ class Ways:
     def __init__(self, calls: Calls, transport: str) -> None:
         self._calls = calls
         self._transport = transport
-        if transport != "auto" and transport not in self._known(Target("localhost:0")):
+        if transport not in _NAMES:
             raise UsageError(
                 "there is no such transport",
                 kind="bad-setting",
-                hint=f"transport is `auto`, or one of {', '.join(self._known(Target('localhost:0')))}",
+                hint=f"transport is one of {', '.join(_NAMES)}",
                 transport=transport,
             )
 
@@ -52,19 +55,20 @@ class Ways:
         return new_memory(size_bytes)
 
     def _mover(self) -> Mover:
-        known = self._known(self._calls.line.target())
+        known = {way.name: way for way in self._known()}
         chosen = [way for name, way in known.items() if self._transport in ("auto", name)]
         return Mover(chosen, self._calls.clock)
 
-    def _known(self, target: Target) -> dict[str, Transport]:
-        clock = self._calls.clock
-        ways: list[Transport] = [
+    def _known(self) -> list[Transport]:
+        line, clock = self._calls.line, self._calls.clock
+        target = line.target()
+        return [
             ShmTransport(self._calls.identity.host),
             FilesTransport(),
             StoreTransport(clock=clock),
             BulkTransport(target.token or "", host=target.host, tls=_context(target), clock=clock),
+            StreamTransport(line.channel(), metadata=line.metadata, caller=self._calls.caller),
         ]
-        return {way.name: way for way in ways}
 
 
 def _context(target: Target) -> ssl.SSLContext | None:

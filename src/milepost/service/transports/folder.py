@@ -13,6 +13,7 @@ from milepost.encode.digest import Buffer
 from milepost.errors import StoreError
 from milepost.service.transports.base import Blob
 from milepost.service.transports.failures import no_such_blob
+from milepost.service.transports.private_map import map_private
 from milepost.store.plain_files import open_regular
 from milepost.store.posix import failures_of
 from milepost.store.syscalls import preallocate
@@ -136,7 +137,7 @@ def map_file(descriptor: int, blob: Blob) -> memoryview:
         size_bytes = os.fstat(descriptor).st_size
         if not size_bytes:
             return memoryview(b"")
-        return memoryview(mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        return map_private(descriptor, size_bytes)
 
 
 def room_in(descriptor: int, size_bytes: int) -> memoryview:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from milepost.errors import UsageError
 from milepost.service.index import Chunks
+from milepost.service.transports.private_map import PrivateMap
 
 _HUGE_FROM_BYTES = 4 << 20
 
@@ -74,8 +75,8 @@ def new_memory(size_bytes: int) -> memoryview:
     if not size_bytes:
         return memoryview(bytearray())
     if sys.platform != "linux":
-        return memoryview(mmap.mmap(-1, size_bytes))
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return memoryview(PrivateMap(-1, size_bytes))
+    memory = PrivateMap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size_bytes >= _HUGE_FROM_BYTES:
         with suppress(OSError):  # an older kernel: it costs time, and nothing else
             memory.madvise(mmap.MADV_HUGEPAGE)
