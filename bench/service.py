@@ -16,6 +16,7 @@ import grpc
 import torch
 
 from bench import unary_peer
+from bench.apart_orbax import PYTHON
 from bench.floors import Touched
 from bench.goals import MEMCPY_BARE, RAW_TCP
 from bench.measure import Contender, Outcome, Setting, interleave, timed
@@ -24,22 +25,26 @@ from bench.service_server import Child, Service
 from bench.states import Workload, arrays
 from milepost.service.client import Client
 
-WAYS = ("shm", "files", "bulk")
-TORCH, UNARY = "torch.save + fsync, torch.load", "gRPC unary"
+WAYS = ("shm", "files", "bulk", "grpc")
+TORCH, UNARY, RAY = "torch.save + fsync, torch.load", "gRPC unary", "Ray object store"
 SHARED = "/dev/shm"  # noqa: S108 - where the service keeps its versions, too
+NO_RAY = "Ray: not installed: make bench-peers installs it"
 READERS = 8
+_READER = ("-m", "bench.service_reader")
 
 
 def measure(setting: Setting) -> Outcome:
     """Commit a gigabyte, and fetch it, by each way."""
     workload = arrays(200, setting.scaled(10**9, 10**8), "fp32 in 200 arrays")
-    with _peers(setting, workload) as contenders:
+    with _ray_store() as ray, _peers(setting, workload, ray) as contenders:
         rows = interleave(contenders, setting, rounds=5, budget_s=setting.scaled(150, 30), units={})
-    return Outcome("fetch", f"{workload.size_bytes / 1e9:.3g} GB, {workload.words}, a service on this host", rows, _NOTES)
+    words = f"{workload.size_bytes / 1e9:.3g} GB, {workload.words}, a service on this host"
+    return Outcome("fetch", words, rows, (*_NOTES, *(() if ray else (NO_RAY,))))
 
 
 _NOTES = (
-    "fetch: of a version in memory, until its tensors are there; it is checked on its way, and where memory is shared when it came",
+    "fetch: of a version in memory, until an array of it is there; checked on its way, and where memory is shared when it came",
+    "tensors: until all are there as torch tensors",
     "files: the version on disk, mapped; this machine's page cache has it",
     "the bare socket and gRPC unary check nothing",
     "torch.save + fsync is durable when it returns; a commit of milepost's then has durable metadata, and bytes in memory",
@@ -51,22 +56,23 @@ def sizes(setting: Setting) -> Outcome:
     counts = {"1 MB": 10**6, "16 MB": 16 * 10**6, "256 MB": setting.scaled(256, 64) * 10**6}
     contenders: list[Contender] = []
     with ExitStack() as stack:
+        ray = stack.enter_context(_ray_store())
         for name, size in counts.items():
             workload = arrays(20, size, "")
-            made = stack.enter_context(_peers(setting, workload, suffix=f", {name}"))
+            made = stack.enter_context(_peers(setting, workload, ray, f", {name}"))
             contenders += made
         rows = interleave(contenders, setting, rounds=7, budget_s=setting.scaled(120, 30), units={})
-    return Outcome("fetch-sizes", "fp32 in 20 arrays, a service on this host", rows)
+    return Outcome("fetch-sizes", "fp32 in 20 arrays, a service on this host", rows, () if ray else (NO_RAY,))
 
 
 @contextmanager
-def _peers(setting: Setting, workload: Workload, suffix: str = "") -> Iterator[list[Contender]]:
+def _peers(setting: Setting, workload: Workload, ray: Child | None, suffix: str = "") -> Iterator[list[Contender]]:
     """Yield all who take part with this workload, each with what it needs running."""
     place = setting.place / f"of{workload.size_bytes}"
     place.mkdir()
     with ExitStack() as stack:
         service = stack.enter_context(Service(place / "run", "--memory", "8G"))
-        trainers = {way: stack.enter_context(service.client(f"trainer-{way}", way)) for way in ("shm", "bulk")}
+        trainers = {way: stack.enter_context(service.client(f"trainer-{way}", way)) for way in ("shm", "bulk", "grpc")}
         readers = {way: stack.enter_context(service.client(f"reader-{way}", way)) for way in WAYS}
         socket_floor = stack.enter_context(_raw_tcp(workload))
         unary = stack.enter_context(_unary(workload))
@@ -80,6 +86,7 @@ def _peers(setting: Setting, workload: Workload, suffix: str = "") -> Iterator[l
             ),
             Contender(TORCH + suffix, "peer", lambda: _torch(workload, place / "weights.pt")),
             Contender(UNARY + suffix, "peer", unary),
+            *([Contender(RAY + suffix, "peer", lambda: _ray(ray, workload))] if ray is not None else []),
         ]
 
 
@@ -95,11 +102,13 @@ def _sample(workload: Workload, trainers: Mapping[str, Client], reader: Client, 
     os.sync()
     started = time.perf_counter()
     with reader.fetch(timeout=60, has=None) or _nothing() as weights:
-        tensors = weights.tensors()
+        weights[next(iter(workload.tensors))]
         figures["fetch"] = time.perf_counter() - started
+        tensors = weights.tensors()
+        figures["tensors"] = time.perf_counter() - started
         _check(workload, tensors)
         del tensors
-    return figures if way in trainers else {"fetch": figures["fetch"]}
+    return {name: figure for name, figure in figures.items() if way in trainers or name in ("fetch", "tensors")}
 
 
 def _live(trainer: Client) -> Any:
@@ -126,7 +135,7 @@ def _raw_tcp(workload: Workload) -> Iterator[Callable[[], None]]:
             file.write(view)
         file.flush()
         with (
-            Child("bench.raw_tcp", file.name) as child,
+            Child("-m", "bench.raw_tcp", file.name) as child,
             socket.create_connection(("127.0.0.1", int(child.greeting))) as connection,
         ):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -142,7 +151,7 @@ def _raw_tcp(workload: Workload) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _unary(workload: Workload) -> Iterator[Callable[[], Mapping[str, float]]]:
-    with Child("bench.unary_peer") as child, _channel(child.greeting) as channel:
+    with Child("-m", "bench.unary_peer") as child, _channel(child.greeting) as channel:
         put, get = channel.unary_unary(unary_peer.PUT), channel.unary_unary(unary_peer.GET)
 
         def sample() -> Mapping[str, float]:
@@ -157,6 +166,21 @@ def _unary(workload: Workload) -> Iterator[Callable[[], Mapping[str, float]]]:
 
 def _channel(port: str) -> grpc.Channel:
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=unary_peer.OPTIONS)
+
+
+@contextmanager
+def _ray_store() -> Iterator[Child | None]:
+    """Yield Ray, if it is installed. Its processes are not to find this package, nor what was set for it."""
+    if not (PYTHON.exists() and (PYTHON.parent / "ray").exists()):
+        yield None
+        return
+    with Child(str(Path(__file__).with_name("ray_peer.py")), python=str(PYTHON), environment={"PYTHONPATH": ""}) as child:
+        yield child
+
+
+def _ray(child: Child, workload: Workload) -> Mapping[str, float]:
+    put, got = child.ask(f"{len(workload.views)} {workload.size_bytes}").split()
+    return {"commit": float(put), "fetch": float(got)}
 
 
 def _torch(workload: Workload, path: Path) -> Mapping[str, float]:
@@ -193,7 +217,7 @@ def fan_out(setting: Setting) -> Outcome:
             ]
             for name, crew in crews.items()
         }
-        readers[TORCH] = [stack.enter_context(Child("bench.service_reader", "file", str(path))) for _ in range(READERS)]
+        readers[TORCH] = [stack.enter_context(Child(*_READER, "file", str(path))) for _ in range(READERS)]
         contenders = [
             Contender(name, "peer" if name == TORCH else "milepost", lambda crew=crew: _all(crew, trainer, workload))
             for name, crew in readers.items()
@@ -205,7 +229,7 @@ def fan_out(setting: Setting) -> Outcome:
 
 def _reader(service: Service, name: str, way: str, environment: Mapping[str, str]) -> Child:
     label = environment.get("MILEPOST_HOST", "here")
-    return Child("bench.service_reader", "service", str(service.root), f"{label}-{name}", way, environment=environment)
+    return Child(*_READER, "service", str(service.root), f"{label}-{name}", way, environment=environment)
 
 
 def _all(crew: list[Child], trainer: Client, workload: Workload) -> Mapping[str, float]:

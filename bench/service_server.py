@@ -45,10 +45,10 @@ class Service:
 
 
 class Child:
-    """Be a process of this package that does what each line says, and answers each with figures or a word."""
+    """Be a process that does what each line says, and answers each with figures or a word."""
 
-    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", module, *arguments]
+    def __init__(self, *arguments: str, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
+        command = [python, *arguments]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
         )
@@ -81,5 +81,7 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait()
+        code = self._process.wait()
         self._process.stdout.close()
+        if code:
+            raise RuntimeError(f"{self._process.args!r} ended with {code}")
