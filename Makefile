@@ -71,11 +71,11 @@ soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 
 bench: setup  ## Measure milepost, its floors and its peers; about 16 minutes on a machine that does nothing else; fails if a goal is missed
 	$(BIN)/python -m bench --page docs/performance.md
 
-bench-peers: .venvs/peers/.ready  ## Install what is heavy and only measured beside milepost (Orbax, with jax) into .venvs/peers
+bench-peers: .venvs/peers/.ready  ## Install what is heavy and only measured beside milepost (Orbax with jax, Ray) into .venvs/peers
 
 .venvs/peers/.ready: constraints.txt
 	$(PYTHON) -m venv .venvs/peers
-	.venvs/peers/bin/python -m pip install --quiet --disable-pip-version-check orbax-checkpoint==0.12.8
+	.venvs/peers/bin/python -m pip install --quiet --disable-pip-version-check orbax-checkpoint==0.12.8 ray==2.60.0
 	touch $@
 
 gpu-check: setup  ## Show on a GPU that saving its tensors is exact and does not wait; says "not run" where there is none
