@@ -1,4 +1,4 @@
-"""Say which files take longest: where several workers share the tests out, they come first, and nobody has one left at the end."""
+"""Say which files take longest: where several workers share the tests out, these come first, and none is left for the end."""
 
 from __future__ import annotations
 
