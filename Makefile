@@ -37,8 +37,11 @@ demo-trainer: setup  ## Kill a trainer of two ranks at random, 10 times; show th
 demo-service: setup  ## Kill a checkpoint service, its trainer and its samplers at random, 10 times; show that what was promised holds, and that training goes on
 	$(BIN)/python examples/service_demo.py
 
-test: setup  ## Run the tests
-	$(BIN)/python -m pytest
+# Each worker is a process that has imported all there is to test, and many tests start some of their own.
+TEST_WORKERS ?= 2
+
+test: setup  ## Run the tests, in TEST_WORKERS (2) processes
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: export MILEPOST_AT_LENGTH := 1
 test-all: test test-hf test-transfer chaos  ## Run every test there is, at length, also those that install tools of their own
