@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milepost.errors import UsageError
-from milepost.service.core.records import Commit, RolledBack
+from milepost.service.core.records import Commit, Committed, RolledBack
 from milepost.service.lineage.judging import Verdict, judge
 from milepost.service.lineage.records import Batch, Source, Span
 from milepost.service.lineage.settings import Lineage
@@ -56,11 +56,12 @@ def test_data_of_a_trainer_that_died_waits_until_training_has_come_there_again()
     data = batch(3)
     assert judge(data, seen, Commit(1, 1), 1, 0, Lineage(), is_settled=False).kind == "to verify"
     assert judge(data, seen, Commit(1, 1), 1, 0, Lineage(), is_settled=True) == Verdict("drop", "orphaned", 0.0)
-    from milepost.service.core.records import Committed
-
     seen.apply(Committed(weights(4, 2, 1, "d2")))
     assert judge(batch(2), seen, Commit(1, 4), 2, 0, Lineage(), is_settled=False) == Verdict("use")
     assert judge(data, seen, Commit(1, 4), 2, 0, Lineage(), is_settled=False).reason == "orphaned"
+    other = catalogue(*seen.weights.values())
+    other.apply(Committed(weights(5, 4, 4, "x")))
+    assert judge(data, other, Commit(1, 5), 4, 0, Lineage(), is_settled=False).reason == "orphaned"
     seen.apply(Committed(weights(5, 3, 4, "x")))  # the very same weights again, bit for bit
     assert judge(data, seen, Commit(1, 5), 3, 0, Lineage(), is_settled=False) == Verdict("use")
     seen.apply(Committed(weights(6, 4, 5, "x")))  # the same bits at another step are another version

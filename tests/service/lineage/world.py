@@ -9,9 +9,10 @@ from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.events import Refused
 from milepost.service.core.records import Began, Commit, Committed, Shard, Weights
 from milepost.service.lineage.consumed import Consumed, Frontier
+from milepost.service.lineage.judging import Verdict
 from milepost.service.lineage.ledger import Ledger
-from milepost.service.lineage.records import LineageEntry, Outcome, Produced, Resolved, Source, Span
-from milepost.service.lineage.rollouts import Known, Offered, Rollouts
+from milepost.service.lineage.records import Batch, LineageEntry, Outcome, Produced, Resolved, Source, Span
+from milepost.service.lineage.rollouts import Given, Known, Offered, Rollouts
 from milepost.service.lineage.settings import Lineage
 
 
@@ -43,6 +44,7 @@ class Life:
     trained: tuple[int, ...]
     """What the weights have been trained on, in order: the surviving branch itself."""
     dropped: dict[int, str]
+    held: list[tuple[Batch, Verdict]] = field(default_factory=list)
 
 
 @dataclass
@@ -78,7 +80,6 @@ class World:
         entry = self.rollouts.consume(self.life.incarnation, generation, step, consumed)
         assert not isinstance(entry, Refused), entry
         self.write(entry)
-        self.rollouts.begun()
 
     def put(self, producer: str, incarnation: str, sequence: int, digest: str = "") -> Produced | Known | Refused:
         source = Source(producer, incarnation, sequence)
@@ -92,17 +93,16 @@ class World:
             assert self.accepted[source] == answer.position
         return answer
 
-    def train(self, most: int, *, recorded: bool = False, losing: int = 0, message_lost: bool = False) -> None:
-        """Take batches, train on them, and say so."""
-        life = self.life
-        if self.ledger.consumer != life.incarnation:
-            return
-        step = life.step + 1
-        given = (self.rollouts.give_recorded(step) if recorded else None) or self.rollouts.give(
-            most, Commit(1, 1), 0, 0, is_settled=False
-        )
-        batches = given.batches[: len(given.batches) - losing] if losing else given.batches
-        self.rollouts.give_back(batch.position for batch, _ in given.batches[len(batches) :])
+    def train(self, most: int, *, recorded: bool = False, hold: int = 0, answer_lost: bool = False) -> None:
+        """Take batches, train on all but the first ``hold`` of those in hand, and say so."""
+        life, step = self.life, self.life.step + 1
+        given = self.give_recorded(step) if recorded else None
+        if given is None:
+            given = self.give(most)
+            if answer_lost:  # it is asked again
+                assert self.give(most) == given
+        in_hand = [*life.held, *given.batches]
+        life.held, batches = in_hand[:hold], in_hand[hold:]
         outcomes = (*(Outcome(batch.position, "trained", weight=v.weight) for batch, v in batches), *given.dropped)
         for outcome in outcomes:
             assert outcome.position not in life.trained, "trained twice on the surviving branch"
@@ -112,12 +112,23 @@ class World:
         life.trained += tuple(batch.position for batch, _ in batches)
         life.dropped |= {outcome.position: outcome.reason for outcome in given.dropped}
         entry = self.rollouts.resolve(life.incarnation, step, outcomes)
-        assert isinstance(entry, Resolved | Known), entry
-        if isinstance(entry, Resolved):
-            self.write(entry)
-            self.rollouts.resolved(entry)
-        if message_lost:  # the answer, that is: the trainer says it again
+        assert isinstance(entry, Resolved), entry
+        self.write(entry)
+        if answer_lost:
             assert isinstance(self.rollouts.resolve(life.incarnation, step, outcomes), Known)
+
+    @property
+    def mine(self) -> Consumed:
+        """Return what the trainer has consumed, and what it has in hand."""
+        mine = Frontier(self.life.frontier.consumed)
+        mine.add(batch.position for batch, _ in self.life.held)
+        return mine.consumed
+
+    def give(self, most: int) -> Given:
+        return self.rollouts.give(most, self.mine, Commit(1, 1), 0, 0, is_settled=False)
+
+    def give_recorded(self, step: int) -> Given | None:
+        return self.rollouts.give_recorded(step, self.mine)
 
     def publish(self, keep: int, *, cover: bool) -> None:
         """Have the trainer publish a checkpoint, and say so or die before it can."""
@@ -151,8 +162,8 @@ class World:
             consumed = self.generations[generation][1]
             missing = {*consumed.open(produced)} - self.ledger.batches.keys()
             assert not missing, f"generation {generation} needs batches that are gone: {missing}"
+        assert self.ledger.bytes <= self.settings.limit_bytes
         life = self.life
-        if self.ledger.consumer == life.incarnation:
-            assert self.ledger.frontier.consumed == life.frontier.consumed
-            assert {*life.trained} | life.dropped.keys() == {*range(produced)} - {*life.frontier.open(produced)}
-            assert len({*life.trained}) == len(life.trained)
+        assert self.ledger.frontier.consumed == life.frontier.consumed
+        assert {*life.trained} | life.dropped.keys() == {*range(produced)} - {*life.frontier.open(produced)}
+        assert len({*life.trained}) == len(life.trained)

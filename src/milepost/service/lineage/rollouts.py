@@ -1,7 +1,7 @@
 """Take batches in, give them out, and let go of them: each once on the surviving branch, or dropped with a reason.
 
-Every method decides, and changes nothing that is written down: it returns the entry that is to be, and the shell applies that to
-the `Ledger` once it is durable. Only what a trainer has been given and not resolved is kept here: with the trainer, that is gone.
+Every method decides, and changes nothing: it returns the entry that is to be, and the shell applies that to the `Ledger` once it
+is durable.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ class Rollouts:
         self._settings = settings
         self._catalogue = catalogue
         self._ledger = ledger
-        self._given: dict[int, Verdict] = {}
-        """What the trainer has, and has not resolved."""
 
     def put(self, offered: Offered, now_ns: int) -> Produced | Known | Refused:
         """Take a batch in. Its bytes are here, durably; ``now_ns`` is wall time."""
@@ -124,42 +122,36 @@ class Rollouts:
             return Refused("batches-gone", "batches that are to be trained from here are gone", hint, facts)
         return Consuming(incarnation, generation, step, consumed)
 
-    def begun(self) -> None:
-        """Note that `Consuming` is written down: what another trainer had is to be given again."""
-        self._given.clear()
+    def give(self, most: int, mine: Consumed, trained: Commit | None, step: int, now_ns: int, *, is_settled: bool) -> Given:
+        """Return up to ``most`` batches for ``step`` to a trainer that has come to version ``trained``. See `judge`.
 
-    def give(self, most: int, trained: Commit | None, step: int, now_ns: int, *, is_settled: bool) -> Given:
-        """Return up to ``most`` batches for ``step`` to a trainer that has come to version ``trained``. See `judge`."""
+        ``mine`` is what it has consumed, and what it has in hand: its own word counts, and nothing is remembered of what it was
+        given. An answer that was lost is given again, and a service that began anew gives nothing twice.
+        """
         batches: list[tuple[Batch, Verdict]] = []
         dropped: list[Outcome] = []
-        for position in self._ledger.frontier.open(self._ledger.next_position):
+        for position in mine.open(self._ledger.next_position):
             if len(batches) == most:
                 break
-            if position in self._given:
-                continue
             batch = self._ledger.batches[position]
             verdict = judge(batch, self._catalogue, trained, step, now_ns, self._settings, is_settled=is_settled)
-            if verdict.kind == "to verify":
-                continue
-            self._given[position] = verdict
             if verdict.kind == "drop":
                 dropped.append(Outcome(position, "dropped", verdict.reason, 0.0))
-            else:
+            elif verdict.kind != "to verify":
                 batches.append((batch, verdict))
         return Given(tuple(batches), tuple(dropped))
 
-    def give_recorded(self, step: int) -> Given | None:
+    def give_recorded(self, step: int, mine: Consumed) -> Given | None:
         """Return what this step was trained on before a trainer died, to be trained again so; None where nobody knows."""
         outcomes = self._ledger.steps.get(step)
-        if outcomes is None or any(each.position in self._ledger.frontier for each in outcomes):
+        if outcomes is None or any(each.position in mine for each in outcomes):
             return None
-        batches: list[tuple[Batch, Verdict]] = []
-        for each in outcomes:
-            verdict = Verdict("use" if each.weight == 1 else "down-weight", "recorded", each.weight)
-            self._given[each.position] = verdict
-            if each.fate == "trained":
-                batches.append((self._ledger.batches[each.position], verdict))
-        return Given(tuple(batches), tuple(each for each in outcomes if each.fate == "dropped"))
+        batches = tuple(
+            (self._ledger.batches[each.position], Verdict("use" if each.weight == 1 else "down-weight", "recorded", each.weight))
+            for each in outcomes
+            if each.fate == "trained"
+        )
+        return Given(batches, tuple(each for each in outcomes if each.fate == "dropped"))
 
     def resolve(self, incarnation: str, step: int, outcomes: tuple[Outcome, ...]) -> Resolved | Known | Refused:
         """Hear what a step was trained on, and what was dropped. Once a step: said again, it is the same."""
@@ -174,22 +166,12 @@ class Rollouts:
             hint = "resolve once a step, all that it was trained on together"
             return Refused("step-differs", "this step was resolved otherwise before", hint, facts)
         positions = [each.position for each in outcomes]
-        strange = [position for position in positions if position not in self._given]
+        strange = [each for each in positions if each in ledger.frontier or each not in ledger.batches]
         if strange or len({*positions}) != len(positions):
             hint = "resolve each batch that was given, once"
             facts |= {"positions": strange[:8]}
-            return Refused("not-given", "batches are resolved that were not given, or twice", hint, facts)
+            return Refused("not-open", "batches are resolved that are resolved already, that never were, or twice", hint, facts)
         return Resolved(incarnation, step, outcomes)
-
-    def resolved(self, entry: Resolved) -> None:
-        """Note that it is written down."""
-        for outcome in entry.outcomes:
-            self._given.pop(outcome.position, None)
-
-    def give_back(self, positions: Iterable[int]) -> None:
-        """Hear of batches that were given and will not be trained by who has them: they are to be given again."""
-        for position in positions:
-            self._given.pop(position, None)
 
     def cover(self, generation: int, step: int, consumed: Consumed) -> Covered | Refused:
         """Hear of a published checkpoint of the trainer, and what was consumed in it. From any process: it is a fact."""
