@@ -181,9 +181,11 @@ def test_what_is_consumed_out_of_order_is_freed_where_all_have_consumed_it() -> 
     for sequence in range(4):
         world.put("s0", "a", sequence)
     world.train(4, hold=2)
-    world.publish(1, cover=True)
-    assert sorted(world.ledger.batches) == [0, 1]
+    world.publish(1, cover=False)
     world.train(0)
+    world.cover(1)
+    world.retain()
+    assert sorted(world.ledger.batches) == [0, 1]
     world.publish(2, cover=True)
     assert sorted(world.ledger.batches) == [0, 1]
     world.publish(1, cover=True)
@@ -256,3 +258,15 @@ def test_what_is_consumed_is_counted_once() -> None:
     for below, beyond in ((-1, ()), (2, (1,)), (2, (2,)), (0, (3, 3)), (0, (4, 3))):
         with pytest.raises(UsageError):
             Consumed(below, beyond)
+
+
+def test_a_trainer_that_begins_anew_finds_what_others_have_consumed() -> None:
+    world = World()
+    world.put("s0", "a", 0)
+    world.train(1)
+    world.publish(1, cover=False)
+    world.cover(1)
+    world.restart_trainer(None)
+    world.retain()
+    world.train(1)
+    assert world.life.trained == (0,)
