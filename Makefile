@@ -7,7 +7,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-trainer test test-all test-hf chaos fuzz soak bench bench-peers gpu-check check exactness
+.PHONY: help setup proto demo demo-trainer test test-all test-hf test-transfer chaos fuzz soak bench bench-peers gpu-check check exactness
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -20,6 +20,14 @@ setup: .venv/.ready  ## Install milepost and all it is developed with into .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,sb3,sb3-contrib,envs,service,dev]'
 	touch $@
 
+proto: .venvs/proto/.ready  ## Make the code of the service's protocol anew, with a generator that is old enough for all it is to run beside
+	.venvs/proto/bin/python -m tests.service.proto.generate
+
+.venvs/proto/.ready: tests/service/proto/generate.py
+	$(PYTHON) -m venv .venvs/proto
+	.venvs/proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.72.2
+	touch $@
+
 demo: setup  ## Kill real training runs again and again; show that they end bit for bit like the undisturbed ones
 	$(BIN)/python examples/demo.py
 
@@ -30,7 +38,7 @@ test: setup  ## Run the tests
 	$(BIN)/python -m pytest
 
 test-all: export MILEPOST_AT_LENGTH := 1
-test-all: test test-hf chaos  ## Run every test there is, at length, also those that install tools of their own
+test-all: test test-hf test-transfer chaos  ## Run every test there is, at length, also those that install tools of their own
 
 test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and open them again; upload them to a hub on this machine
 	.venvs/hf/bin/python -m pytest tests/heavy/hf
@@ -38,6 +46,20 @@ test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and op
 .venvs/hf/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venvs/hf
 	.venvs/hf/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,dev]' peft
+	touch $@
+
+test-transfer: export LD_LIBRARY_PATH := $(CURDIR)/.venvs/transfer/lib/verbs$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
+test-transfer: .venvs/transfer/.ready  ## Read versions out of another process's memory with the transfer engine of Mooncake, over TCP
+	.venvs/transfer/bin/python -m pytest tests/heavy/transfer
+
+# The engine needs libibverbs, which no Python package brings. Where the system has none, Debian's is unpacked beside the engine.
+.venvs/transfer/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venvs/transfer
+	.venvs/transfer/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rdma]' pytest pytest-timeout hypothesis
+	mkdir -p .venvs/transfer/lib/verbs
+	ldconfig -p | grep -q 'libibverbs\.so\.1' || { cd .venvs/transfer/lib && \
+	    apt-get download -q libibverbs1 libnl-3-200 libnl-route-3-200 && \
+	    for package in *.deb; do dpkg -x "$$package" . || exit 1; done && find . -name '*.so.*' -path '*-linux-gnu/*' -exec cp -P '{}' verbs ';'; }
 	touch $@
 
 soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals, 100 killed ranks; nothing acknowledged may be lost

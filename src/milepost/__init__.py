@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from milepost import adapters
+    from milepost import adapters, service
     from milepost.engine.checkpoint_engine import CheckpointEngine
     from milepost.engine.oneshot import load, save, verify
     from milepost.errors import (
@@ -100,14 +100,15 @@ __all__ = [
     "every",
     "load",
     "save",
+    "service",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its home at its first use (PEP 562)."""
-    if name == "adapters":
-        return importlib.import_module("milepost.adapters")
+    if name in ("adapters", "service"):
+        return importlib.import_module(f"milepost.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'milepost' has no attribute {name!r}")

@@ -2,7 +2,8 @@
 
 Blocks of one file share a folder and a namespace and run in order, as a reader would type them; one that begins with the
 name of a file, ``# train.py`` or ``# pipeline.toml``, is written to it. A block that cannot run
-here says why, in an HTML comment right before it: ``<!-- not run: needs a cluster -->``.
+here says why, in an HTML comment right before it: ``<!-- not run: needs a cluster -->``. A command that ends in `` &`` is started
+as a process; once it has printed what is shown the page goes on, and at its end it is told to end, and has to do so with 0.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,11 @@ def runnable_blocks(text: str) -> Iterator[Block]:
 
 def run_page(text: str, page: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    with ExitStack() as beside:
+        run_blocks(text, page, namespace, beside)
+
+
+def run_blocks(text: str, page: str, namespace: dict[str, Any], beside: ExitStack) -> None:
     for block in runnable_blocks(text):
         if block.language in ("python", "toml") and (named := A_FILE.match(block.body)):
             Path(named[1]).write_text(block.body, encoding="utf-8")
@@ -58,24 +66,50 @@ def run_page(text: str, page: str) -> None:
             # Empty lines in front make the line numbers of a traceback those of the page.
             exec(compile("\n" * (block.line - 1) + block.body, page, "exec", dont_inherit=True), namespace)
         elif block.language == "console" and block.body.startswith("$ milepost"):
-            run_console(block, page)
+            run_console(block, page, beside)
 
 
-def run_console(block: Block, page: str) -> None:
+def run_console(block: Block, page: str, beside: ExitStack) -> None:
     from milepost.cli.main import main
 
     exit_code = 0
     for command, expected in commands(block.body):
         if command == "echo $?":
             got = f"{exit_code}\n"
+        elif command.endswith(" &"):
+            got = beside.enter_context(in_the_background(command.removesuffix(" &"), expected))
         else:
             program, *arguments = shlex.split(command, comments=True)
             assert program == "milepost", f"{page}:{block.line}: only milepost and `echo $?` run in such a block, not {command!r}"
             result = CliRunner().invoke(main, arguments, prog_name="milepost")
             exit_code, got = result.exit_code, result.output
-        check = doctest.OutputChecker().check_output
-        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert check(expected, got, flags), f"{page}:{block.line}: $ {command}\n--- shown\n{expected}\n--- got\n{got}"
+        assert is_as_shown(expected, got), f"{page}:{block.line}: $ {command}\n--- shown\n{expected}\n--- got\n{got}"
+
+
+def is_as_shown(expected: str, got: str) -> bool:
+    return doctest.OutputChecker().check_output(expected, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+
+
+@contextmanager
+def in_the_background(command: str, expected: str) -> Iterator[str]:
+    """Start a command, yield what it says until that is what the page shows, or it ends; tell it to end after all."""
+    main = [sys.executable, "-c", "from milepost.cli.main import main; main(prog_name='milepost')"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        main + shlex.split(command)[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            got = ""
+            while not is_as_shown(expected, got) and (line := process.stdout.readline()):
+                got += line
+            yield got
+            process.terminate()
+            said = process.communicate(timeout=60)[0]
+            assert process.returncode == 0, f"$ {command} & ended with {process.returncode}\n{said}"
+        finally:
+            process.kill()
 
 
 def commands(body: str) -> Iterator[tuple[str, str]]:
@@ -140,6 +174,13 @@ def test_a_block_that_is_a_file_is_written_and_not_run(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     run_page(page_of("```python\n# train.py\n1 / 0\n```"), "page.md")
     assert Path("train.py").read_text() == "# train.py\n1 / 0\n"
+
+
+def test_a_command_that_ends_in_an_ampersand_runs_beside_the_page_and_has_to_say_what_is_shown() -> None:
+    with pytest.raises(AssertionError, match=r"--- got\s+milepost, version"):
+        run_page(page_of("```console\n$ milepost --version &\nmilepost, version 0.0\n```"), "page.md")
+    with pytest.raises(AssertionError, match=r"& ended with (10|-15)"):  # by itself, or by SIGTERM just before
+        run_page(page_of("```console\n$ milepost ls nothing &\nerror: ...\n```"), "page.md")
 
 
 def test_other_languages_are_only_read() -> None:

@@ -35,6 +35,11 @@ _HOMES = {
     "roles": "up",
     "restart": "up",
     "drill": "drill",
+    "serve": "serve",
+    "status": "service",
+    "top": "service",
+    "fetch": "fetching",
+    "unhold": "service",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 

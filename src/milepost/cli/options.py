@@ -9,7 +9,7 @@ import click
 
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
-from milepost.lifecycle.amounts import seconds_of
+from milepost.lifecycle.amounts import bytes_of, seconds_of
 from milepost.publish.signed import open_root
 from milepost.store.base import Store
 
@@ -37,6 +37,21 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no argum
         if not (seconds or self._zero):
             self.fail("it has to be longer than no time at all", param, ctx)
         return seconds
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """Read a number of bytes: ``500M``, ``8GiB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes."""
+        if not isinstance(value, str):
+            return int(value)
+        try:
+            return bytes_of(value)
+        except UsageError:
+            self.fail(f"{value!r} is not a size (like 500K, 50M or 8GiB)", param, ctx)
 
 
 def verb(function: Callable[..., int | None]) -> click.Command:

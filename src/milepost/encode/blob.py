@@ -36,7 +36,7 @@ View: TypeAlias = Buffer | Callable[[], Buffer]
 """A leaf's bytes, or what returns them when their turn comes."""
 
 _ODD = re.compile("[%\x00-\x1f\x7f\ud800-\udfff]")
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -254,7 +254,7 @@ def _header(items: Sequence[Item], names: Sequence[str], spans: Sequence[tuple[i
 
 
 def _stored_as(item: Item) -> tuple[str, list[int]]:
-    dtype = _SAFETENSORS_DTYPES.get(item.dtype)
+    dtype = SAFETENSORS_DTYPES.get(item.dtype)
     return (dtype, list(item.shape)) if dtype else ("U8", [*item.shape, _element_bytes(item)])
 
 

@@ -19,6 +19,8 @@ from milepost.service.core.records import Shard, Weights
 
 CHUNK_BYTES = 4 << 20
 INDEX_NAME = "index.json"
+DELTA = ".from-"
+"""What the name of a blob has that tells a part against another version; no part's own name has it."""
 _DIGEST_BYTES = 16
 
 
@@ -134,7 +136,7 @@ def blob_of(slot: str) -> str:
 
 def delta_of(slot: str, base: int) -> str:
     """Return the name of the blob that tells a part against the version of this number."""
-    return f"{slot}.from-{base}"
+    return f"{slot}{DELTA}{base}"
 
 
 def is_slot(name: str) -> bool:
@@ -144,7 +146,7 @@ def is_slot(name: str) -> bool:
         and name.isascii()
         and all(letter.isalnum() or letter in "._-" for letter in name)
         and name[0] not in ".-"
-        and ".from-" not in name
+        and DELTA not in name
     )
 
 

@@ -37,6 +37,12 @@ def register_late(type_: type, kind: LateKind) -> None:
     _late[type_] = kind
 
 
+def is_late(leaf: LiveLeaf) -> bool:
+    """Return whether a leaf lies where only a device's own copies reach."""
+    kind = _late.get(type(leaf.value))
+    return kind is not None and leaf.size_bytes > 0 and kind.is_late(leaf.value)
+
+
 def start_copies(leaves: Iterable[tuple[LiveLeaf, memoryview]]) -> Arrived:
     """Copy leaves to where they belong, and return what waits for those of them that a device still copies.
 
@@ -49,9 +55,8 @@ def start_copies(leaves: Iterable[tuple[LiveLeaf, memoryview]]) -> Arrived:
     here: list[tuple[LiveLeaf, memoryview]] = []
     late: dict[LateKind, Copies] = {}
     for leaf, into in leaves:
-        kind = _late.get(type(leaf.value))
-        if kind is not None and leaf.size_bytes and kind.is_late(leaf.value):
-            late.setdefault(kind, []).append((leaf.value, into))
+        if is_late(leaf):
+            late.setdefault(_late[type(leaf.value)], []).append((leaf.value, into))
         else:
             here.append((leaf, into))
     waits = [kind.begin(copies) for kind, copies in late.items()]

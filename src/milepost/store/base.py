@@ -222,6 +222,9 @@ class Store(ABC):
     def delete(self, name: str) -> None:
         """Remove ``name``; a name that is not there is no error. Durable only after `sync`."""
 
+    def prune(self, prefix: str) -> None:  # noqa: B027 - most stores have no directories
+        """Take away the directory ``prefix`` if there is nothing in it, where such things exist. What is in the way stays."""
+
     @abstractmethod
     def move(self, name: str, to: str) -> None:
         """Rename one name within the store; replaces nothing: raises `ConflictError` (kind ``name-taken``) if ``to`` exists.

@@ -185,6 +185,11 @@ class LocalStore(Store):
             except (FileNotFoundError, NotADirectoryError):
                 return
 
+    def prune(self, prefix: str) -> None:
+        path = self._path(checked_prefix(prefix).removesuffix("/"))
+        with suppress(OSError):  # not empty, or gone: an empty directory harms nobody
+            self._posix.rmdir(path)
+
     def move(self, name: str, to: str) -> None:
         path, target = self._path(name), self._path(to)
         with failures_of("move", path, name=name, unknown=True):

@@ -48,6 +48,10 @@ class Posix:
         """Create a file that does not exist, for writing."""
         return self.perform("open_new", os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
+    def open_write(self, path: str) -> int:
+        """Open a file that exists, to be changed where it lies; through no link."""
+        return self.perform("open_write", os.open, path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
     def open_append(self, path: str) -> int:
         return self.perform("open_append", open_ours, path, os.O_APPEND)
 
@@ -67,7 +71,7 @@ class Posix:
         """Write at the file's own position; may write less than asked. Releases the GIL."""
         return self.perform("write", os.write, descriptor, data)
 
-    def write_at(self, descriptor: int, data: bytes, offset: int) -> int:
+    def write_at(self, descriptor: int, data: Buffer, offset: int) -> int:
         return self.perform("write_at", os.pwrite, descriptor, data, offset)
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:

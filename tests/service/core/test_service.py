@@ -7,7 +7,7 @@ import pytest
 from milepost.errors import CorruptError, UsageError
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.events import Abort, Goodbye, Link, NotModified, Record, Recorded, Spilled
-from milepost.service.core.records import Began, Commit, Entry, Joined, Saved
+from milepost.service.core.records import Began, Commit, Entry, Held, Joined, Resumed, Saved
 from milepost.service.core.turns import Turn, Turns
 from tests.service.core.world import Accepted, Bring, Caller, Done, Refused, Settings, Shard, Take, Welcome, World
 
@@ -130,12 +130,35 @@ def test_a_rollback_is_news_and_what_came_after_is_lost(world: World) -> None:
     assert refused(world.fetch(S1, want="at least", at=second.at)) == "lost-branch"
     assert refused(world.roll_back(second.at)) == "lost-branch"
     # The trainer still has the weights that were rolled back: its next commit would bring them to life again.
-    world.begin(T1, "three", 3, {"all": 1})
-    world.bring(T1, "three", Shard("all", 1, "x"))
-    assert refused(world.finish(T1, "three")) == "unknown-commit"
+    assert refused(world.begin(T1, "three", 3, {"all": 1})) == "lost-branch"  # before it brings a byte
     third = world.commit(T1, "three-again", 3, parent=first.at)
     assert third.at == Commit(1, 3)
     assert third.parent == first.at
+
+
+def test_who_asks_only_then_hears_why_a_commit_was_given_up(world: World) -> None:
+    first, _ = world.commit(T1, "one", 1), world.commit(T1, "two", 2)
+    world.begin(T1, "three", 3, {"all": 1})
+    world.roll_back(first.at)
+    world.settle_down()
+    # Its last part is taken in, and only the decision on its parent gives it up; nobody waits for it yet.
+    world.bring(T1, "three", Shard("all", 1, "x"))
+    assert refused(world.finish(T1, "three")) == "lost-branch"
+    assert refused(world.bring(T1, "three", Shard("all", 1, "x"))) == "lost-branch"
+    world.begin(T1, "four", 3, {"all": 1}, parent=first.at)
+    world.bring(T1, "four", Shard("all", 1, "x"))
+    world.record("disk full")
+    assert refused(world.finish(T1, "four")) == "not-written"
+    assert world.commit(T1, "four", 3, parent=first.at).parent == first.at  # begun anew, it is forgotten
+
+
+def test_a_trainer_that_outlives_the_service_goes_on_from_what_it_brought_last(world: World) -> None:
+    first, second = world.commit(T1, "one", 1), world.commit(T1, "two", 2)
+    world.crash(host=False, record_landed=True)
+    third = world.commit(T1, "three", 3)
+    assert third.parent == second.at
+    assert not world.service.catalogue.lost
+    assert [*world.service.catalogue.line(third.at)] == [third.at, second.at, first.at]
 
 
 def test_a_trainer_that_goes_on_from_an_older_step_leaves_a_branch_behind(world: World) -> None:
@@ -385,3 +408,93 @@ def test_records_that_do_not_follow_from_each_other_are_damage() -> None:
 def test_settings_that_cannot_work_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=name):
         Settings(**{"memory_bytes": 1, name: -1})
+
+
+def test_while_a_trainer_holds_nobody_is_given_weights_and_whoever_waits_gets_those_it_brings(world: World) -> None:
+    first = world.commit(T1, "one", 1)
+    world.hold(T1)
+    assert taken(world.fetch(S1)) == first.at  # it is not written down yet
+    world.release(S1, first.at)
+    world.record()
+    assert [*world.answers.values()][-1] == Accepted()
+    assert refused(world.fetch(S1)) == refused(world.fetch(S1, want="exact", at=first.at)) == "held"
+    assert world.fetch(S1, wait_s=60) is None
+    second = world.commit(T1, "two", 1)
+    assert world.fetch(S1, first.at, wait_s=10) is None
+    world.pass_time(11)
+    assert refused([*world.answers.values()][-1]) == "held"
+    world.resume(T1)
+    world.record()
+    assert [answer.weights.at for answer in world.answers.values() if isinstance(answer, Take)][1:] == [second.at]
+
+
+def test_a_hold_outlives_the_trainer_and_the_service_until_one_of_its_name_resumes(world: World) -> None:
+    world.commit(T1, "one", 1)
+    world.hold(T1)
+    world.settle_down()
+    world.crash(host=False, record_landed=False)
+    assert world.service.catalogue.held == {"trainer"}
+    other = Caller("other", "o1")
+    for caller in (T2, other):
+        world.join(caller, "trainer", 2)
+    world.join(S1, "sampler", 1)
+    assert refused(world.resume(T1)) == "superseded"
+    assert world.resume(other) == Accepted()  # it did not hold: the hold of another stays
+    assert refused(world.fetch(S1)) == "held"
+    world.resume(T2)
+    world.settle_down()
+    assert isinstance(world.fetch(S1), Take)
+
+
+def test_to_hold_and_to_resume_may_be_said_again_and_only_by_a_trainer(world: World) -> None:
+    for _ in range(2):
+        world.hold(T1)
+        world.settle_down()
+    assert [entry for entry in world.entries if isinstance(entry, Held)] == [Held("trainer")]
+    for _ in range(2):
+        world.resume(T1)
+        world.settle_down()
+    assert [entry for entry in world.entries if isinstance(entry, Resumed)] == [Resumed("trainer")]
+    assert refused(world.hold(S1)) == "no-trainer"
+
+
+def test_a_hold_that_cannot_be_written_down_is_refused_and_holds_nobody(world: World) -> None:
+    world.commit(T1, "one", 1)
+    world.hold(T1)
+    world.record("disk full")
+    assert refused([*world.answers.values()][-1]) == "not-written"
+    assert isinstance(world.fetch(S1), Take)
+
+
+def test_who_went_away_while_waiting_is_answered_no_more_and_holds_nothing(world: World) -> None:
+    first = world.commit(T1, "one", 1)
+    assert world.fetch(S1, first.at, wait_s=60) is None
+    (waiting,) = world.open
+    world.cancel(waiting)
+    world.commit(T1, "two", 2)
+    assert not world.leases
+    assert world.service.readers(Commit(1, 2)) == 0
+
+
+def test_an_answer_that_was_not_heard_gives_nothing_but_what_was_given_twice_stays(world: World) -> None:
+    first = world.commit(T1, "one", 1)
+    world.fetch(S1)
+    (heard,) = [request for request, answer in world.answers.items() if isinstance(answer, Take)]
+    world.cancel(heard)
+    assert world.service.readers(first.at) == 0
+    world.fetch(S1)
+    world.fetch(S1)
+    lost = [request for request, answer in world.answers.items() if isinstance(answer, Take)][-1]
+    world.cancel(lost)
+    assert world.service.readers(first.at) == 1
+    assert world.service.reads(S1) == (first.at,)
+
+
+def test_what_stops_waiting_for_a_commit_does_not_stop_the_commit(world: World) -> None:
+    world.begin(T1, "k", 1, {"all": 1})
+    assert world.finish(T1, "k") is None
+    waiting = [*world.open][-1]
+    world.cancel(waiting)
+    world.bring(T1, "k", Shard("all", 1, "A"))
+    world.record()
+    assert isinstance(world.finish(T1, "k"), Done)

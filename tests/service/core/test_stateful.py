@@ -6,6 +6,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from milepost.service.core.events import Fetch, Finish, Take
 from tests.service.core.world import Caller, Commit, Done, Refused, Settings, Shard, World
 
 _SLOTS = {"a": 3, "b": 4}
@@ -80,6 +81,24 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
         self.world.roll_back(data.draw(st.sampled_from(sorted(self.world.visible))))
+
+    @precondition(lambda self: self.callers)
+    @rule(data=st.data(), holds=st.booleans())
+    def hold(self, data: st.DataObject, holds: bool) -> None:
+        held = self.world.service.catalogue.held
+        if holds and held:
+            return  # mostly nobody holds
+        caller = self.who(data, "trainer")
+        self.world.hold(caller) if holds else self.world.resume(caller)
+
+    @precondition(lambda self: self.world.open or self.world.answers)
+    @rule(data=st.data(), answered=st.booleans())
+    def cancel(self, data: st.DataObject, answered: bool) -> None:
+        waiting = [request for request, event in self.world.open.items() if isinstance(event, Fetch | Finish)]
+        taken = [request for request, answer in self.world.answers.items() if isinstance(answer, Take)][-4:]
+        requests = taken if answered else waiting
+        if requests:
+            self.world.cancel(data.draw(st.sampled_from(requests)))
 
     @precondition(lambda self: self.world.recording)
     @rule(fails=st.sampled_from([False, False, False, True]))

@@ -14,6 +14,7 @@ from milepost.service.core.events import (
     Begin,
     Bring,
     Caller,
+    Cancel,
     Discard,
     Done,
     Erase,
@@ -22,11 +23,13 @@ from milepost.service.core.events import (
     Fetch,
     Finish,
     Hello,
+    Hold,
     Record,
     Recorded,
     Refused,
     Release,
     Reply,
+    Resume,
     RollBack,
     Settle,
     Spill,
@@ -58,6 +61,7 @@ class World:
         self.answers: dict[str, Answer] = {}
         self.visible: dict[Commit, Weights] = {}
         self.leases: dict[tuple[Caller, Commit], tuple[Tier, ...]] = {}
+        self.granted: dict[tuple[Caller, Commit], list[str]] = {}
         self.heard: dict[Caller, int] = {}
         self._requests = 0
         self._start()
@@ -97,7 +101,7 @@ class World:
         """Hand an event in, and do at once what needs no time. Return the answer, if it came at once."""
         before = self.service.catalogue.live
         actions = self.service.handle(event, self.now_ns)
-        request = getattr(event, "request", None)
+        request = None if isinstance(event, Cancel) else getattr(event, "request", None)
         if request is not None:
             assert request not in self.open
             self.open[request] = event
@@ -144,9 +148,12 @@ class World:
         if isinstance(answer, Take):
             assert isinstance(event, Fetch)
             assert answer.tiers
+            assert not self.service.catalogue.held, "nobody is given weights while a trainer holds"
             for tier in answer.tiers:
                 assert (self.memory if tier == "memory" else self.disk)[answer.weights.at] == answer.weights.shards
-            self.leases[event.caller, answer.weights.at] = answer.tiers
+            lease = event.caller, answer.weights.at
+            self.granted[lease] = [*self.granted.get(lease, []), request] if lease in self.leases else [request]
+            self.leases[lease] = answer.tiers
         if isinstance(answer, Done):
             assert any(isinstance(entry, Committed) and entry.weights == answer.weights for entry in self.entries)
             if answer.durable:
@@ -235,6 +242,19 @@ class World:
     def release(self, caller: Caller, at: Commit) -> None:
         self.leases.pop((caller, at), None)
         self.say(Release(caller, at))
+
+    def hold(self, caller: Caller) -> Answer | None:
+        return self.ask(lambda request: Hold(request, caller))
+
+    def resume(self, caller: Caller) -> Answer | None:
+        return self.ask(lambda request: Resume(request, caller))
+
+    def cancel(self, request: str) -> None:
+        """Go away without having heard an answer to a fetch, or to a finish."""
+        self.open.pop(request, None)
+        for lease in [lease for lease in self.leases if self.granted[lease] == [request]]:
+            del self.leases[lease]
+        self.say(Cancel(request))
 
     def roll_back(self, to: Commit) -> Answer | None:
         return self.ask(lambda request: RollBack(request, to, "test"))

@@ -11,7 +11,9 @@ from milepost.service.core.records import (
     Committed,
     Dropped,
     Entry,
+    Held,
     Joined,
+    Resumed,
     RolledBack,
     Saved,
     Stored,
@@ -34,6 +36,9 @@ class Catalogue:
         self.stored: set[Commit] = set()
         self.lost: set[Commit] = set()
         self.generations: dict[Commit, int] = {}
+        self.held: set[str] = set()
+        """The trainers that are about to bring restored weights. It outlives them, and the service: until one of that name says
+        that it is done, samplers wait."""
         self.next_number = 1
         self.current: dict[str, Joined] = {}
         self.former: set[tuple[str, str]] = set()
@@ -104,6 +109,10 @@ class Catalogue:
                 self.generations[at] = generation
             case Dropped(at):
                 self.stored.discard(at)
+            case Held(component):
+                self.held.add(component)
+            case Resumed(component):
+                self.held.discard(component)
 
     def _go_to(self, live: Commit | None) -> None:
         self.live = live
@@ -131,6 +140,8 @@ class Catalogue:
                 return self._unknown(at)
             case RolledBack(to, _):
                 return "it goes back to a lost branch" if to in self.lost else self._unknown(to)
+            case Held(component) | Resumed(component):
+                return "" if component in self.current else f"{component} is not known"
             case Dropped(at):
                 return self._unknown(at) or ("the durable version" if at == self.durable else "")
 

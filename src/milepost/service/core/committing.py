@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 
 from milepost.records import Version
+from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.desk import Desk
 from milepost.service.core.events import (
     Abort,
@@ -26,6 +28,8 @@ from milepost.service.core.records import Commit, Committed, Entry, Saved, Store
 from milepost.service.core.staging import Staging, check_sizes, parent_of, same
 from milepost.service.core.turns import Turn
 
+_MOST_GIVEN_UP = 256
+
 
 class Commits:
     """Be the commits on their way, and who waits for one.
@@ -43,14 +47,20 @@ class Commits:
         self._superseded = superseded
         self._stagings: dict[tuple[str, str], Staging] = {}
         """By component and key."""
-        self._last: dict[Caller, Commit] = {}
-        """What each trainer brought last."""
+        self._last: dict[Caller, Commit] = dict(_brought_last(desk.catalogue))
+        """What each trainer brought last; one that goes on while the service is started anew does not begin anew itself."""
+        self._given_up: OrderedDict[tuple[str, str], Refused] = OrderedDict()
+        """Why commits were given up, for who asks only then: their parts were taken in before it was known."""
         self._waiting: dict[Request, Finish] = {}
 
     @property
     def staged_bytes(self) -> int:
         """Return how much memory is taken by what is on its way."""
         return sum(staging.size_bytes for staging in self._stagings.values() if staging.tier == "memory")
+
+    def under_way(self) -> list[tuple[Begin, tuple[str, ...]]]:
+        """Return the commits on their way, and which parts of each are not here yet."""
+        return [(staging.begin, staging.missing) for staging in self._stagings.values()]
 
     @property
     def wanted(self) -> set[Commit]:
@@ -70,8 +80,11 @@ class Commits:
             self._desk.reply(event.request, refused)
         elif weights is not None:
             self._desk.reply(event.request, Bring((), tier))
+        elif staging is None and isinstance(parent := self._parent_of(event), Refused):
+            self._desk.reply(event.request, parent)  # before its bytes are brought for nothing
         else:
             if staging is None:
+                self._given_up.pop((event.caller.component, event.key), None)
                 staging = Staging(event, tier, self._desk.now_ns + self._desk.settings.commit_ns)
                 self._stagings[event.caller.component, event.key] = staging
                 self._desk.do(Accept(event.caller, event.key, tier))
@@ -83,7 +96,7 @@ class Commits:
         if staging is None:
             weights = self._weights(event.caller, event.key)
             is_known = weights is not None and event.shard in weights.shards
-            self._desk.reply(event.request, Accepted() if is_known else _unknown(event.key))
+            self._desk.reply(event.request, Accepted() if is_known else self._unknown(event))
             return
         was_missing = bool(staging.missing)
         refused = staging.add(event)
@@ -99,8 +112,7 @@ class Commits:
         def decide() -> tuple[Entry, ...]:
             if self._stagings.get((caller.component, key)) is not staging:
                 return ()  # given up meanwhile
-            joined = self._desk.catalogue.current[caller.component]
-            parent = parent_of(self._desk.catalogue, begin, self._last.get(caller, joined.branch))
+            parent = self._parent_of(begin)
             if isinstance(parent, Refused):
                 self._give_up(staging, parent)
                 return ()
@@ -124,6 +136,11 @@ class Commits:
 
         self._desk.write_down(Turn(decide, done, failed))
 
+    def _parent_of(self, begin: Begin) -> Commit | Refused | None:
+        catalogue = self._desk.catalogue
+        last = self._last.get(begin.caller, catalogue.current[begin.caller.component].branch)
+        return parent_of(catalogue, begin, last)
+
     def _as_weights(self, staging: Staging, parent: Commit | None) -> Weights:
         begin, catalogue = staging.begin, self._desk.catalogue
         return Weights(
@@ -141,6 +158,10 @@ class Commits:
         self._waiting[event.request] = event
         self._look_at(event)
 
+    def cancel(self, request: Request) -> None:
+        """Answer a request no more. What it waited for goes on."""
+        self._waiting.pop(request, None)
+
     def look_again(self) -> None:
         """Answer whoever waits, now that something has changed."""
         for each in [*self._waiting.values()]:
@@ -151,7 +172,7 @@ class Commits:
         if weights is None:
             if (event.caller.component, event.key) in self._stagings:
                 return
-            self._answer(event, _unknown(event.key))
+            self._answer(event, self._unknown(event))
         elif not event.durable or catalogue.is_durable(weights.at):
             self._answer(event, Done(weights, catalogue.is_durable(weights.at)))
         elif weights.at in catalogue.lost:
@@ -215,10 +236,18 @@ class Commits:
         if staging.is_being_written:
             return  # whether it becomes visible is not ours to say any more
         caller, key = staging.caller, staging.begin.key
+        why = Refused(refused.kind, refused.message, refused.hint, {"key": key, **refused.facts})
         del self._stagings[caller.component, key]
+        self._given_up[caller.component, key] = why
+        if len(self._given_up) > _MOST_GIVEN_UP:
+            self._given_up.popitem(last=False)
         self._desk.do(Discard(caller, key))
         for each in [each for each in self._waiting.values() if (each.caller, each.key) == (caller, key)]:
-            self._answer(each, Refused(refused.kind, refused.message, refused.hint, {"key": key, **refused.facts}))
+            self._answer(each, why)
+
+    def _unknown(self, event: Arrived | Finish) -> Refused:
+        unknown = Refused("unknown-commit", "no commit of this key is under way", "begin it anew", {"key": event.key})
+        return self._given_up.get((event.caller.component, event.key), unknown)
 
     def _answer(self, event: Finish, answer: Done | Refused) -> None:
         del self._waiting[event.request]
@@ -228,5 +257,9 @@ class Commits:
         return self._desk.catalogue.committed(caller.component, key)
 
 
-def _unknown(key: str) -> Refused:
-    return Refused("unknown-commit", "no commit of this key is under way", "begin it anew", {"key": key})
+def _brought_last(catalogue: Catalogue) -> Iterator[tuple[Caller, Commit]]:
+    """Yield what each process that is a component now has brought, in order."""
+    for at, weights in sorted(catalogue.weights.items()):
+        current = catalogue.current.get(weights.producer)
+        if current is not None and current.incarnation == weights.incarnation:
+            yield Caller(weights.producer, weights.incarnation), at

@@ -134,6 +134,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """A trainer is about to bring restored weights, and no rollout is to begin before them."""
+
+    request: Request
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A trainer that holds has brought them."""
+
+    request: Request
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for the answer to a request any more, or has heard it: who asked has gone, or given up."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """What was to be written down is, durably; or it is not, and why."""
 
@@ -174,6 +197,9 @@ Event: TypeAlias = (
     | Release
     | RollBack
     | Link
+    | Hold
+    | Resume
+    | Cancel
     | Recorded
     | Spilled
     | Erased

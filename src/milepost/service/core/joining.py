@@ -58,11 +58,9 @@ class Components:
 
     def admits(self, request: Request, caller: Caller, *, trainer: bool = False) -> bool:
         """Hear of a caller; answer one that is nobody, or no longer anybody, and return False."""
-        if not self.is_current(caller):
-            if self._is_former(caller):
-                self._desk.reply(request, self.superseded(caller))
-            else:
-                self._desk.refuse(request, "not-joined", "nobody of that name is here", _AGAIN, **_facts(caller))
+        refused = self.refusal(caller)
+        if refused is not None:
+            self._desk.reply(request, refused)
             return False
         self.hear(caller)
         if trainer and self._desk.catalogue.current[caller.component].role != "trainer":
@@ -70,6 +68,18 @@ class Components:
             self._desk.refuse(request, "no-trainer", "only a trainer brings weights", hint, **_facts(caller))
             return False
         return True
+
+    def refusal(self, caller: Caller) -> Refused | None:
+        """Return what is said to a process that is nobody, or no longer anybody; None: it is who its component is now."""
+        if self.is_current(caller):
+            return None
+        if self._is_former(caller):
+            return self.superseded(caller)
+        return Refused("not-joined", "nobody of that name is here", _AGAIN, _facts(caller))
+
+    def heard_ns(self, caller: Caller) -> int | None:
+        """Return when a process was heard of last; None for one that is silent or not there."""
+        return self._heard_ns.get(caller)
 
     def superseded(self, caller: Caller) -> Refused:
         """Return what is said to a process that another has taken the place of."""

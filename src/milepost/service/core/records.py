@@ -122,4 +122,18 @@ class Dropped:
     at: Commit
 
 
-Entry: TypeAlias = Began | Joined | Committed | Stored | RolledBack | Saved | Dropped
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A trainer is about to bring restored weights: until it says so, nobody is given any."""
+
+    component: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A trainer that held has brought what it wanted to bring."""
+
+    component: str
+
+
+Entry: TypeAlias = Began | Joined | Committed | Stored | RolledBack | Saved | Dropped | Held | Resumed

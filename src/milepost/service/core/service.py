@@ -23,6 +23,7 @@ from milepost.service.core.events import (
     Arrived,
     Begin,
     Caller,
+    Cancel,
     Erased,
     Event,
     Fetch,
@@ -30,13 +31,17 @@ from milepost.service.core.events import (
     Goodbye,
     Heartbeat,
     Hello,
+    Hold,
     Link,
     Recorded,
+    Refused,
     Release,
+    Resume,
     RollBack,
     Spilled,
     Tick,
 )
+from milepost.service.core.holding import hold
 from milepost.service.core.joining import Components
 from milepost.service.core.reading import Readers
 from milepost.service.core.records import Began, Commit, Entry, RolledBack, Tier
@@ -78,6 +83,30 @@ class Service:
         """Return what is taken of memory: by versions, also those that are about to be erased, and by what is on its way."""
         return self._shelves.memory_bytes + self._commits.staged_bytes
 
+    def tiers(self, at: Commit) -> tuple[Tier, ...]:
+        """Return where a version can be read from."""
+        return self._shelves.tiers(at)
+
+    def readers(self, at: Commit) -> int:
+        """Return how many read a version."""
+        return self._readers.readers(at)
+
+    def reads(self, caller: Caller) -> tuple[Commit, ...]:
+        """Return which versions a reader has."""
+        return self._readers.reads(caller)
+
+    def under_way(self) -> list[tuple[Begin, tuple[str, ...]]]:
+        """Return the commits on their way, and which parts of each are not here yet."""
+        return self._commits.under_way()
+
+    def refusal(self, caller: Caller) -> Refused | None:
+        """Return what is said to a process that is nobody, or no longer anybody; None: it is who its component is now."""
+        return self._components.refusal(caller)
+
+    def heard_ns(self, caller: Caller) -> int | None:
+        """Return when a process was heard of last; None for one that is silent or not there."""
+        return self._components.heard_ns(caller)
+
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Take one event, and return what is to be done, in this order. The first is a `Tick`."""
         self._desk.now_ns = max(now_ns, self._desk.now_ns)
@@ -96,7 +125,7 @@ class Service:
             case Goodbye(caller):
                 if self._components.is_current(caller):
                     self._components.forget(caller)
-            case Begin() | Arrived() | Finish() | Link():
+            case Begin() | Arrived() | Finish() | Link() | Hold() | Resume():
                 if self._components.admits(event.request, event.caller, trainer=True):
                     self._from_trainer(event)
             case Abort():
@@ -107,6 +136,9 @@ class Service:
             case Release(caller, at):
                 self._components.hear(caller)
                 self._readers.release(caller, at)
+            case Cancel(request):
+                self._commits.cancel(request)
+                self._readers.cancel(request)
             case RollBack():
                 self._desk.write_down(self._roll_back(event))
             case Recorded():
@@ -120,7 +152,7 @@ class Service:
             case _:
                 assert_never(event)
 
-    def _from_trainer(self, event: Begin | Arrived | Finish | Link) -> None:
+    def _from_trainer(self, event: Begin | Arrived | Finish | Link | Hold | Resume) -> None:
         match event:
             case Begin():
                 taken = self.memory_bytes + sum(size for _, size in event.sizes)
@@ -131,6 +163,8 @@ class Service:
                 self._commits.finish(event)
             case Link():
                 self._commits.link(event)
+            case Hold() | Resume():
+                self._desk.write_down(hold(self._desk, event, self._look_again))
 
     def _visible(self, at: Commit, tier: Tier) -> None:
         self._shelves.put(at, tier)

@@ -24,9 +24,17 @@ def encode(base: Tensors, new: Tensors, how: How = _DEFAULT) -> Delta:
     Tensors may come, go, and change shape or dtype. Those that lie in the same memory are told once, and come back in the same
     memory. Nobody may write to either set meanwhile; a delta of weights that were being trained is refused by who applies it.
     """
+    delta = encode_within(base, new, how, None)
+    assert delta is not None
+    return delta
+
+
+def encode_within(base: Tensors, new: Tensors, how: How, limit_bytes: int | None) -> Delta | None:
+    """Do as `encode`, and give up with None as soon as the planes have more than ``limit_bytes``."""
     packer = Packer()
     told: list[TensorDelta] = []
     planes: list[bytes] = []
+    left = limit_bytes
     seen: dict[tuple[int, int, str, tuple[int, ...]], TensorDelta] = {}
     for name, tensor in new.items():
         place = (_address(tensor), tensor.size_bytes, tensor.dtype, tensor.shape)
@@ -34,9 +42,13 @@ def encode(base: Tensors, new: Tensors, how: How = _DEFAULT) -> Delta:
         if twin is not None and tensor.size_bytes:
             told.append(_record(name, tensor, twin.digest, tied_to=twin.name))
             continue
-        seen[place], stored = _tensor(name, base.get(name), tensor, how, packer)
+        one = _tensor(name, base.get(name), tensor, how, packer, left)
+        if one is None:
+            return None
+        seen[place], stored = one
         told.append(seen[place])
         planes += stored
+        left = None if left is None else left - sum(map(len, stored))
     return Delta(DeltaManifest(how.chunk_words, tuple(told)), tuple(planes))
 
 
@@ -48,15 +60,22 @@ def _record(
     )
 
 
-def _tensor(name: str, base: Tensor | None, new: Tensor, how: How, packer: Packer) -> tuple[TensorDelta, list[bytes]]:
-    digest = digest_of(new.data, strong=how.strong)
+def _tensor(
+    name: str, base: Tensor | None, new: Tensor, how: How, packer: Packer, left_bytes: int | None
+) -> tuple[TensorDelta, list[bytes]] | None:
     if base is not None and (base.dtype, base.size_bytes) != (new.dtype, new.size_bytes):
         base = None
+    # First: words that change while they are told have another digest than what was told of them, and that is found.
+    digest = digest_of(new.data, strong=how.strong)
     pieces: list[Piece] = []
     planes: list[bytes] = []
     for piece, stored in _pieces(base, new, how, packer):
         pieces.append(piece)
         planes += stored
+        if left_bytes is not None:
+            left_bytes -= sum(piece.stored)
+            if left_bytes < 0:
+                return None
     base_digest = ""
     if base is not None and any(piece.form != "full" for piece in pieces):
         base_digest = digest_of(base.data, strong=how.strong)

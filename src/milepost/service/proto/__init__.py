@@ -1,1 +1,1 @@
-"""Hold the protocol of the service, ``service.proto``, and what `python -m tests.service.proto.generate` makes of it."""
+"""Hold the protocol of the service, ``service.proto``, and what ``make proto`` makes of it."""

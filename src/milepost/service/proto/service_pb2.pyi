@@ -135,7 +135,7 @@ class HeartbeatReply(_message.Message):
     durable: Commit
     term: int
     is_held: bool
-    def __init__(self, live: _Optional[_Union[Commit, _Mapping]] = ..., durable: _Optional[_Union[Commit, _Mapping]] = ..., term: _Optional[int] = ..., is_held: _Optional[bool] = ...) -> None: ...
+    def __init__(self, live: _Optional[_Union[Commit, _Mapping]] = ..., durable: _Optional[_Union[Commit, _Mapping]] = ..., term: _Optional[int] = ..., is_held: bool = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
     __slots__ = ("caller",)
@@ -215,7 +215,7 @@ class FinishRequest(_message.Message):
     key: str
     durable: bool
     wait_ms: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., key: _Optional[str] = ..., durable: _Optional[bool] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., key: _Optional[str] = ..., durable: bool = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("weights", "durable")
@@ -223,7 +223,7 @@ class Done(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     weights: Weights
     durable: bool
-    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., durable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., durable: bool = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("caller", "key", "reason")
@@ -446,7 +446,7 @@ class VersionStatus(_message.Message):
     is_lost: bool
     generation: int
     readers: int
-    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., tiers: _Optional[_Iterable[str]] = ..., is_lost: _Optional[bool] = ..., generation: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., tiers: _Optional[_Iterable[str]] = ..., is_lost: bool = ..., generation: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class ComponentStatus(_message.Message):
     __slots__ = ("caller", "role", "silent_ms", "reads", "host", "pid")

@@ -5,7 +5,7 @@ import warnings
 
 from milepost.service.proto import service_pb2 as milepost_dot_service_dot_proto_dot_service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in milepost/service/proto/service_pb2_grpc.py depends on'
+        + f' but the generated code in milepost/service/proto/service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class CheckpointsStub:
+class CheckpointsStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -126,7 +126,7 @@ class CheckpointsStub:
                 _registered_method=True)
 
 
-class CheckpointsServicer:
+class CheckpointsServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
@@ -345,7 +345,7 @@ def add_CheckpointsServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Checkpoints:
+class Checkpoints(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

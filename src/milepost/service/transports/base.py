@@ -7,6 +7,7 @@ knows no versions: it moves ranges of named blobs. What is whole, what is damage
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from milepost.encode.digest import Buffer
@@ -46,6 +47,17 @@ class Link(ABC):
         ``transport-failed``) for all else that fails, also after a time without any byte: then the link is of no use any more.
         """
 
+    def read_each(self, blob: Blob, start: int, into: Sequence[memoryview]) -> Iterator[memoryview]:
+        """Fill these, one behind the other from ``start`` on, and yield each when it is full. Raises as `read_into`.
+
+        One request where the way has such: while a piece is looked at, the next ones are on their way. Whoever stops in the
+        middle closes the link.
+        """
+        for piece in into:
+            self.read_into(blob, start, piece)
+            start += len(piece)
+            yield piece
+
     def write(self, blob: Blob, start: int, data: Buffer) -> None:  # noqa: ARG002
         """Bring bytes of a commit that is on its way. Raises as `read_into`; ``cannot-write`` where bytes go one way only."""
         raise cannot_write(type(self).__name__)
@@ -60,6 +72,9 @@ class Link(ABC):
     def map_new(self, blob: Blob, size_bytes: int) -> memoryview | None:  # noqa: ARG002
         """Return new memory for a blob of a commit that is on its way, which then lies where the server wants it. Else None."""
         return None
+
+    def interrupt(self) -> None:  # noqa: B027 - where nothing waits, nothing is to be done
+        """End what another thread waits for in this link, which is of no use then. Never raises."""
 
     @abstractmethod
     def close(self) -> None:

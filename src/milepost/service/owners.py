@@ -1,0 +1,138 @@
+"""Say whose the versions in memory are, and remove those that are nobody's any more.
+
+Memory outlives the service, and nobody would free what a root leaves that is never served again. Whose a directory is lies in it,
+in a file that its service keeps locked for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from milepost.encode.digest import seal, unseal
+from milepost.errors import ConflictError, CorruptError, StoreError
+from milepost.service.tiers.memory import OWNER_NAME, MemoryTier
+from milepost.store.lock import FileLock
+from milepost.store.posix import Posix, failures_of
+from milepost.store.process import boot_id
+
+PREFIX = "milepost-"
+_RECORD_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Say whose a directory of versions in memory is."""
+
+    run_id: str
+    root: str
+    journal: str
+    """The path of the service's journal."""
+    journal_id: str
+    boot_id: str
+    namespace: str
+    """Of mounts: in another one the same path may lead elsewhere, or nowhere."""
+
+    @property
+    def directory_name(self) -> str:
+        """Return the name of the directory: that of no other root, nor of a root that was begun anew under the same path."""
+        named = hashlib.sha256(f"{self.root}\n{self.journal_id}".encode()).hexdigest()[:16]
+        return f"{PREFIX}{''.join(letter for letter in self.run_id if letter.isalnum())[:12]}-{named}"
+
+
+def owner_of(run_id: str, root: str, journal: str, journal_id: str) -> Owner:
+    """Describe a service of this machine."""
+    return Owner(run_id, os.path.realpath(root), os.path.realpath(journal), journal_id, boot_id(), _namespace())
+
+
+def take(tier: MemoryTier, owner: Owner, posix: Posix) -> FileLock:
+    """Make the directory of a memory tier this service's until the lock is given up. Raises `ConflictError` (kind ``held``)."""
+    tier.make()
+    lock = FileLock(os.path.join(tier.directory, OWNER_NAME), posix)
+    with failures_of("lock", lock.path):
+        if not lock.try_lock():
+            raise ConflictError(
+                "another service has these versions in memory",
+                kind="held",
+                hint="end it: fuser names the process that has the file open",
+                path=lock.path,
+            )
+        lock.write(seal(msgspec.json.encode(owner)))
+    return lock
+
+
+def reap(base: str, mine: Owner, posix: Posix) -> list[str]:
+    """Remove what services below ``base`` have left that will not come back; return their directories.
+
+    Those of another start of this machine, of a root that is gone, and of a journal that was here before ``mine``. Never those of
+    a service that lives, nor of one that is down and can come back, nor what is not this user's.
+    """
+    reaped = []
+    for name in posix.scan(base)[0]:
+        path = os.path.join(base, name)
+        if name.startswith(PREFIX) and name != mine.directory_name and _is_ours(path):
+            try:
+                if _reap(path, mine, posix):
+                    reaped.append(path)
+            except StoreError as error:
+                logging.getLogger("milepost").warning("what a service has left in memory could not be removed: %s", error)
+    return reaped
+
+
+def _reap(path: str, mine: Owner, posix: Posix) -> bool:
+    owner = _read(os.path.join(path, OWNER_NAME))
+    if owner is None or not _is_left(owner, mine):
+        return False
+    lock = FileLock(os.path.join(path, OWNER_NAME), posix)
+    with failures_of("lock", lock.path):
+        if not lock.try_lock():
+            return False
+    try:
+        tier = MemoryTier(path, posix)
+        for place in tier.places():
+            tier.erase(place)
+        with failures_of("remove", path):
+            posix.unlink(lock.path)
+            with suppress(OSError):  # something else lies there: it is not ours to remove
+                posix.rmdir(path)
+    finally:
+        lock.unlock()
+    return True
+
+
+def _is_left(owner: Owner, mine: Owner) -> bool:
+    if owner.boot_id and mine.boot_id and owner.boot_id != mine.boot_id:
+        return True
+    if owner.namespace != mine.namespace:
+        return False
+    return owner.journal == mine.journal or not os.path.lexists(owner.journal)
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _read(path: str) -> Owner | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:
+            return msgspec.json.decode(unseal(file.read(_RECORD_BYTES), path), type=Owner)
+    except (OSError, CorruptError, msgspec.MsgspecError):
+        return None  # not one of ours, or of a service that was killed while it began: it is taken by that one again
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return ""
