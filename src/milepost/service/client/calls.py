@@ -65,7 +65,9 @@ class Calls:
         """Return who calls, for a message."""
         return pack_caller(self.identity.caller)
 
-    def ask(self, method: str, request: Any, until: Until, *, wait_s: float = 0.0, certain: Callable[[], str] = lambda: "") -> Any:
+    def ask(
+        self, method: str, request: Any, until: Until, *, wait_s: float = 0.0, certain: Callable[[], str] = lambda: ""
+    ) -> Any:
         """Return the answer. ``wait_s``: how long the service may take for it; ``certain``: what is sure if it never comes.
 
         Raises the error that the service refuses it with; `ServiceError` (kind ``unreachable``) once ``until`` is over, and

@@ -158,7 +158,9 @@ class Client:
         parcels = {WEIGHTS: parcel(weights, WEIGHTS, dtype)}
         for name, value in (parts or {}).items():
             if name == WEIGHTS:
-                raise UsageError("this name is that of the weights", kind="bad-part-name", hint="give the part another", part=name)
+                raise UsageError(
+                    "this name is that of the weights", kind="bad-part-name", hint="give the part another", part=name
+                )
             parcels[name] = parcel(value, name)
         sizes = {slot: each.size_bytes for slot, each in parcels.items()}
         commit = self._commits.underway(step, sizes, key or self._new_key(), _at(parent), timestamp_ns)

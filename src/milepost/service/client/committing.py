@@ -28,7 +28,9 @@ log = logging.getLogger("milepost")
 
 _VERIFIED_BYTES_S = 50e6
 """How slowly a service may look at what has arrived, at worst: of a disk that many use."""
-_BEGIN_AGAIN = frozenset({"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"})
+_BEGIN_AGAIN = frozenset(
+    {"unknown-commit", "commit-timeout", "no-such-blob", "damaged-shard", "not-missing", "transport-failed", "unreachable"}
+)
 """What a commit may hear whose service was started anew, or has swept what nobody brought in time."""
 _MOST_FAILURES = 8
 _PAUSE_S = 0.05

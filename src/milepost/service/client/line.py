@@ -130,7 +130,9 @@ def said(error: grpc.RpcError) -> Exception:
     details = error.details() if hasattr(error, "details") else str(error)
     if code in _NEVER:
         hint = "is this the port of a milepost service? milepost status asks it"
-        return ServiceError("what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details)
+        return ServiceError(
+            "what answers here is no checkpoint service", kind="no-service", hint=hint, code=code.name, said=details
+        )
     return Broken(f"{code.name.lower().replace('_', ' ')}: {details}")
 
 

@@ -92,5 +92,3 @@ def _news(message: pb.News) -> News:
     durable = unpack_commit(message.durable) if message.HasField("durable") else None
     version = live.version if live is not None else None
     return News(live.at if live is not None else None, version, durable, message.term, message.reason)
-
-
