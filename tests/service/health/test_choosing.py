@@ -11,6 +11,7 @@ from milepost.service.health.choosing import MOST_TRIES, Component, Decision, ch
 TRAINER = Component("trainer", "trainer")
 RANKS = tuple(Component(f"rank-{n}", "trainer", group="actor" if n < 2 else "critic") for n in range(4))
 SAMPLERS = tuple(Component(f"sampler-{n}", "sampler") for n in range(3))
+PAIR = (Component("actor", "trainer"), Component("critic", "trainer"))
 PLAIN, RANKED = (TRAINER, *SAMPLERS), (*RANKS, *SAMPLERS)
 ALL = tuple(sorted(each.name for each in PLAIN))
 
@@ -35,6 +36,9 @@ def sizes(decisions: tuple[Decision, ...]) -> list[tuple[str, tuple[str, ...]]]:
         (RANKED, {"rank-1"}, {}, [("worker", ("rank-0", "rank-1"))]),
         (RANKED, {"rank-1"}, {"rank-1": MOST_TRIES}, [("trainer", ("rank-0", "rank-1", "rank-2", "rank-3"))]),
         (RANKED, {"rank-1", "rank-2"}, {}, [("trainer", ("rank-0", "rank-1", "rank-2", "rank-3"))]),
+        (PAIR, {"actor"}, {}, [("trainer", ("actor", "critic"))]),
+        (RANKED[:2], {"rank-0"}, {}, [("worker", ("rank-0", "rank-1"))]),
+        ((*RANKED[:2], *SAMPLERS), {"rank-0", "rank-1"}, {}, [("trainer", ("rank-0", "rank-1"))]),
         (RANKED, {each.name for each in RANKS}, {}, [("trainer", ("rank-0", "rank-1", "rank-2", "rank-3"))]),
     ],
 )
