@@ -65,7 +65,7 @@ test-transfer: .venvs/transfer/.ready  ## Read versions out of another process's
 	    for package in *.deb; do dpkg -x "$$package" . || exit 1; done && find . -name '*.so.*' -path '*-linux-gnu/*' -exec cp -P '{}' verbs ';'; }
 	touch $@
 
-soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals, 100 killed ranks; nothing acknowledged may be lost
+soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals, 100 killed ranks, 600 strikes on the service; nothing acknowledged may be lost
 	$(BIN)/python -m tests.soak
 
 bench: setup  ## Measure milepost, its floors and its peers; about 16 minutes on a machine that does nothing else; fails if a goal is missed
