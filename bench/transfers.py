@@ -16,10 +16,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from milepost.service import connect
 from milepost.service.index import Chunks
+from milepost.service.server.serving import serve
+from milepost.service.settings import ServiceSettings
 from milepost.service.transports.base import Blob, Source, Transport
 from milepost.service.transports.bulk import BulkTransport
 from milepost.service.transports.bulk_server import BulkServer
@@ -107,6 +111,46 @@ def transfers(directory: Path, size_bytes: int, seed: int = 0) -> Iterator[Trans
         yield Transfers(str(directory), chunks, int(raw), bulk)
 
 
+class Service:
+    """Be a real service with one version of so many bytes, and its clients: what a trainer and a sampler see. Returns seconds."""
+
+    def __init__(self, root: str, weights: dict[str, Any]) -> None:
+        self._root, self._weights = root, weights
+        self._step = 0
+        self.commit("auto")
+
+    def commit(self, transport: str) -> float:
+        """Commit other weights, so that nothing of an earlier commit serves; until they are live."""
+        self._step += 1
+        for array in self._weights.values():
+            array[:1] = self._step
+        with connect(
+            self._root, component="trainer", role="trainer", step=self._step - 1 or None, transport=transport, incremental=False
+        ) as trainer:
+            started = time.perf_counter()
+            trainer.commit(self._step, self._weights)
+            return time.perf_counter() - started
+
+    def fetch(self, transport: str) -> float:
+        """Fetch the newest version as a sampler that has none; control is in it, the connection is not."""
+        with connect(self._root, component="sampler", role="sampler", transport=transport, incremental=False) as sampler:
+            started = time.perf_counter()
+            weights = sampler.fetch()
+            took = time.perf_counter() - started
+            assert weights is not None
+            weights.release()
+            return took
+
+
+@contextmanager
+def service(root: Path, size_bytes: int, arrays: int = 16, seed: int = 0) -> Iterator[Service]:
+    """Serve a new run below ``root``, and commit weights of float32 to it."""
+    generator = np.random.default_rng(seed)
+    weights = {f"layer.{n}": generator.random(size_bytes // arrays // 4, dtype=np.float32) for n in range(arrays)}
+    with _server("serve", root):
+        yield Service(str(root), weights)
+
+
 @contextmanager
 def _server(kind: str, directory: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "bench.transfers", kind, str(directory)]
@@ -115,7 +159,11 @@ def _server(kind: str, directory: Path) -> Iterator[str]:
         try:
             yield server.stdout.readline().strip()
         finally:
-            server.kill()
+            server.terminate()
+
+
+def _serve(root: str) -> None:
+    serve(root, ServiceSettings(), ready=lambda _: print("ready", flush=True))
 
 
 def _serve_raw(directory: str) -> None:
@@ -136,4 +184,4 @@ def _serve_bulk(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    {"raw": _serve_raw, "bulk": _serve_bulk}[sys.argv[1]](sys.argv[2])
+    {"raw": _serve_raw, "bulk": _serve_bulk, "serve": _serve}[sys.argv[1]](sys.argv[2])
