@@ -69,6 +69,7 @@ class Counts:
     connections: int = 0
     refused: int = 0
     bytes_out: int = 0
+    """Promised in an answer, also where the reader goes before it has them all."""
     bytes_in: int = 0
 
 
@@ -280,13 +281,13 @@ class _Talk:
         except MilepostError as error:
             self._refuse(error)
             return
+        with self._counting:  # before they go: who has them all finds them counted
+            self._counts.bytes_out += size_bytes
         self._wire.send(frames.ANSWER.pack(frames.DONE, size_bytes))
         if view is None:
             self._send_copies(blob, start, size_bytes)
         else:
             self._wire.send(view[start : start + size_bytes])
-        with self._counting:
-            self._counts.bytes_out += size_bytes
 
     def _mapped(self, blob: Blob, stop: int) -> memoryview | None:
         """Return the open blob where it lies, for the kernel to send from; None where somebody else would have to look at it.
@@ -332,9 +333,9 @@ class _Talk:
         if error is not None:
             self._refuse(error)
             return
-        self._wire.send(frames.ANSWER.pack(frames.DONE, 0))
         with self._counting:
             self._counts.bytes_in += size_bytes
+        self._wire.send(frames.ANSWER.pack(frames.DONE, 0))
 
     def _written(self, blob: Blob, start: int, data: memoryview) -> MilepostError | None:
         try:
