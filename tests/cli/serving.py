@@ -13,6 +13,7 @@ from pathlib import Path
 from milepost.clock import SystemClock
 from milepost.errors import MilepostError
 from milepost.service.resting import read_rest
+from milepost.service.transports.host import HOST
 
 MAIN = (sys.executable, "-c", "from milepost.cli.main import main; main(prog_name='milepost')")
 FAILS_AFTER_S = 120.0
@@ -20,7 +21,7 @@ FAILS_AFTER_S = 120.0
 
 def environment() -> dict[str, str]:
     """Return what a child needs to find this code, and nothing of a service that somebody's shell names."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MILEPOST_")}
+    kept = {name: value for name, value in os.environ.items() if name == HOST or not name.startswith("MILEPOST_")}
     return kept | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 

@@ -31,9 +31,10 @@ from milepost.service.resting import at_rest
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
+from tests.service.leftovers import nothing_outlives_the_tests
 from tests.service.server.test_tls import keys
 
-__all__ = ["keys"]  # a fixture, found by its name
+__all__ = ["keys", "nothing_outlives_the_tests"]  # fixtures, found by their names
 WEIGHTS = {"0.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "0.bias": np.ones(3, np.float32)}
 MOMENTS = {"step": np.array(7)}
 

@@ -28,6 +28,9 @@ from click.testing import CliRunner
 
 import milepost
 from tests.cli.serving import forget
+from tests.service.leftovers import nothing_outlives_the_tests
+
+__all__ = ["nothing_outlives_the_tests"]  # a fixture, found by its name
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if path.exists())

@@ -18,6 +18,9 @@ import pytest
 from milepost.records import Version
 from milepost.service.core.records import Began, Commit, Committed, Entry, Joined, Saved, Shard, Stored, Weights
 from tests.at_length import AT_LENGTH
+from tests.service.leftovers import nothing_outlives_the_tests
+
+__all__ = ["nothing_outlives_the_tests"]  # a fixture, found by its name
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

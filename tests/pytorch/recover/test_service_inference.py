@@ -25,6 +25,9 @@ from tests.cli.serving import FAILS_AFTER_S, environment, forget, serving
 from tests.pytorch.recover.test_refusals import damage
 from tests.pytorch.recover.test_round_trips import handler
 from tests.pytorch.recover.training import Loader, at, engines, train
+from tests.service.leftovers import nothing_outlives_the_tests
+
+__all__ = ["nothing_outlives_the_tests"]  # a fixture, found by its name
 
 
 @pytest.fixture
