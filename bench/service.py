@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -25,6 +26,8 @@ from bench.raw_tcp import CONNECTIONS, receive
 from bench.service_server import Child, Service
 from bench.states import Workload, arrays
 from milepost.service.client import Client
+from milepost.service.transports.host import HOST
+from milepost.service.transports.host_cache import HostCache
 
 WAYS = ("shm", "files", "bulk", "grpc")
 TORCH, UNARY, RAY = "torch.save + fsync, torch.load", "gRPC unary", "Ray object store"
@@ -205,9 +208,11 @@ def fan_out(setting: Setting) -> Outcome:
         torch.save(workload.tree, path)
         crews = {
             "milepost, this host": [("shm", {})] * READERS,
-            "milepost, another host": [("bulk", {"MILEPOST_HOST": "another"})] * READERS,
-            "milepost, 8 other hosts": [("bulk", {"MILEPOST_HOST": f"host-{n}"}) for n in range(READERS)],
+            "milepost, another host": [("bulk", {HOST: "another"})] * READERS,
+            "milepost, 8 other hosts": [("bulk", {HOST: f"host-{n}"}) for n in range(READERS)],
         }
+        for host in {environment[HOST] for crew in crews.values() for _, environment in crew if environment}:
+            stack.callback(shutil.rmtree, HostCache(host=host).directory, ignore_errors=True)
         readers = {
             name: [
                 stack.enter_context(_reader(service, f"{n}-of-{len(name)}", way, environment))
@@ -226,7 +231,7 @@ def fan_out(setting: Setting) -> Outcome:
 
 
 def _reader(service: Service, name: str, way: str, environment: Mapping[str, str]) -> Child:
-    label = environment.get("MILEPOST_HOST", "here")
+    label = environment.get(HOST, "here")
     return Child(*_READER, "service", str(service.root), f"{label}-{name}", way, environment=environment)
 
 

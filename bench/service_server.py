@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from milepost.clock import SystemClock
+from milepost.errors import MilepostError
 from milepost.service import connect
 from milepost.service.client import Client
+from milepost.service.resting import read_rest
 
 _SERVE = "from milepost.cli.main import main; main()"
 
@@ -34,9 +39,12 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, and say what it said if that is not in good order."""
+        """End it, give back its memory, and say what it said if that is not in good order."""
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait()
+        # Versions outlive their service there: gigabytes, for a next one that never comes.
+        with suppress(MilepostError):
+            shutil.rmtree(read_rest(str(self.root), SystemClock()).memory.directory, ignore_errors=True)
         self._log.seek(0)
         said = self._log.read()
         self._log.close()
