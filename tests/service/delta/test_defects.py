@@ -14,6 +14,7 @@ from milepost.service.delta.applying import apply
 from milepost.service.delta.encoding import encode
 from milepost.service.delta.records import Tensor
 from milepost.service.delta.settings import How
+from tests.at_length import AT_LENGTH
 from tests.service.delta.sets import sent, tensor
 
 BEYOND = (1 << 32) + 3
@@ -60,6 +61,7 @@ def test_d4_positions_are_those_within_a_chunk_however_many_chunks_lie_before_it
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not AT_LENGTH, reason="at length: 8 GiB of memory, ten seconds")
 def test_d4_a_change_beyond_four_gibibytes_lands_where_it_was_made() -> None:
     """Slow: a tensor of more than 2^32 elements is compared, hashed four times, and written once, 4 GiB of memory."""
     old, new = (np.zeros(BEYOND + 1, dtype=np.uint8) for _ in range(2))
