@@ -71,9 +71,13 @@ def test_a_rollout_arrives_as_it_was_sent_and_oldest_first(example: Any, tmp_pat
     assert inbox.take() is None
 
 
-def test_a_sampler_that_is_ahead_waits_until_the_trainer_has_taken_one(example: Any, tmp_path: Path) -> None:
+def test_a_sampler_that_is_ahead_waits_until_the_trainer_has_taken_one(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     channel, rollouts = example("channel"), example("rollouts")
     outbox, inbox, is_sent = channel.Outbox(str(tmp_path), "sampler-0", most=1), channel.Inbox(str(tmp_path)), threading.Event()
+    is_waiting, pause_s = threading.Event(), threading.Event().wait
+    monkeypatch.setattr(channel.time, "sleep", lambda time_s: (is_waiting.set(), pause_s(time_s)))
     outbox.put(rollout(rollouts, 1))
 
     def send() -> None:
@@ -82,6 +86,7 @@ def test_a_sampler_that_is_ahead_waits_until_the_trainer_has_taken_one(example: 
 
     sender = threading.Thread(target=send, name="test-sender")
     sender.start()
+    assert is_waiting.wait(60)
     assert not is_sent.is_set()
     assert inbox.take().stamp.number == 1
     assert is_sent.wait(60)

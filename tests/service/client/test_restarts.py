@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milepost.clock import SystemClock
+from milepost.clock import FakeClock, SystemClock
 from milepost.errors import ConflictError, NotFoundError, ServiceError, StoreError, UsageError
 from milepost.service.client import client as client_module
 from milepost.service.client.client import Client, connect
@@ -418,7 +418,7 @@ def test_who_waits_in_vain_for_the_parts_of_others_hears_which_are_missing(servi
         sizes = {f"weights.{number}-of-2": rank.size_of(state) for number in range(2)}
         commit = rank.begin(1, sizes, key="step 1")
         rank.bring(commit, "weights.0-of-2", state)
-        commit.until = Until(SystemClock(), 0.1)
+        commit.until = Until(FakeClock(), 0.1)  # which stands still: it is the service that has waited for long enough
         with pytest.raises(ServiceError) as late:
             rank.finish(commit)
         assert (late.value.kind, late.value.facts["missing"]) == ("commit-timeout", "weights.1-of-2")

@@ -29,5 +29,5 @@ def test_what_was_promised_holds_whatever_is_killed_at_every_point(place: Path, 
     assert told.lost == []
     assert told.missed == []
     assert told.strikes == len(turns)
-    assert told.durable > 3
-    assert told.fetched > 3
+    assert told.durable >= 3  # every other one of the six commits that are waited for at the end
+    assert told.fetched >= 5
