@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from milepost.service.core.records import Commit, Entry, Weights
 from milepost.service.core.service import begin
 from milepost.service.index import INDEX_NAME, Index, blob_of
 from milepost.service.journal import Journal
-from milepost.service.owners import owner_of, reap, take
+from milepost.service.owners import claim, owner_of, reap, take
 from milepost.service.snapshots import restore
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
@@ -100,7 +100,8 @@ def open_service(
     network; ``restored`` goes back to the newest snapshot of the journal first. ``run_id`` is for a root without a journal.
 
     Raises `ConflictError` (kind ``held``) that names the service which has the root; what `Journal` raises; `CorruptError` (kind
-    ``journal-gone``) where there are versions and no journal: they are never swept then; `StoreError`.
+    ``journal-gone``) where there are versions and no journal: they are never swept then; `ConflictError` (kind ``not-ours``)
+    where ``disk`` has those of another root; `StoreError`.
     """
     posix = posix or Posix()
     with ExitStack() as held:
@@ -118,12 +119,14 @@ def open_service(
         if not entries:
             _refuse_gone(path, sizes)
         owner = owner_of(journal.run_id, store.root, path, journal.id)
+        claim(tier.store, owner)
         memory = MemoryTier(os.path.join(memory_base, owner.directory_name), posix)
         held.callback(take(memory, owner, posix).unlock)
         reaped = reap(memory_base, owner, posix)
         found = adopt(Catalogue(entries), memory, tier, sizes)
         sweep(found, memory, tier, keep=found.unknown if restored else ())
-        _sweep_temporaries(store)
+        for each in (store, tier.store):
+            _sweep_temporaries(each)
         began = begin(entries, found.memory, found.disk)
         if restored:
             began = replace(began, term=began.term + RESTORED_TERMS)
@@ -258,11 +261,8 @@ def _refuse_gone(path: str, sizes: Mapping[str, Mapping[str, int]]) -> None:
         )
 
 
-def _sweep_temporaries(store: LocalStore) -> None:
-    for entry in _temporaries(store):
-        store.delete(entry)
-
-
-def _temporaries(store: LocalStore) -> Iterator[str]:
-    """Yield what killed writes of whole names have left (`LocalStore.create`); nobody else writes while the guard is held."""
-    return (entry.name for entry in store.list("blobs/") if entry.name.endswith(".tmp"))
+def _sweep_temporaries(store: Store) -> None:
+    """Remove what killed writes of whole names have left (`LocalStore.create`); nobody else writes while the guard is held."""
+    for entry in store.list("blobs/"):
+        if entry.name.endswith(".tmp"):
+            store.delete(entry.name)
