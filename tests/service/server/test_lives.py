@@ -313,6 +313,10 @@ def test_the_token_is_its_owners_alone_and_stays_over_restarts(hall: Hall) -> No
         assert len(token) >= 32
         path = hall.root / "service" / TOKEN
         assert path.stat().st_mode & 0o777 == 0o600
+    written_ns = path.stat().st_mtime_ns
+    with hall.life() as server:
+        assert server.token == token
+        assert path.stat().st_mtime_ns == written_ns  # who reads it while a service begins finds it whole
     path.write_text("cut")
     path.chmod(0o644)
     with hall.life() as server:

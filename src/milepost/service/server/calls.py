@@ -128,8 +128,8 @@ class Calls(CheckpointsServicer):
             raise Refusal(Refused("other-run", "this is the service of another run", hint, facts))
         _bounded(request.epoch, "epoch")
         step = request.step if request.HasField("step") else None
-        self._report.joins(caller, request.host[: wire.MAX_NAME], request.machine[: wire.MAX_NAME], request.pid)
         welcome = await self._ask(Welcome, lambda name: Hello(name, caller, role, request.epoch, step))
+        self._report.joins(caller, request.host[: wire.MAX_NAME], request.machine[: wire.MAX_NAME], request.pid)
         return pb.Welcome(
             live=wire.pack_commit(welcome.live),
             durable=wire.pack_commit(welcome.durable),
