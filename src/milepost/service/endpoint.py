@@ -38,9 +38,10 @@ class Endpoint:
     """Whether it has ended in good order."""
     bulk_port: int = 0
     journal: str = ""
-    """The path of the journal."""
+    """The path of the journal; empty: it lies beside this file."""
     disk: str = ""
-    """In which store versions lie. Whoever begins next looks there for both, unless it is told to look elsewhere."""
+    """In which store versions lie; empty: beside this file. Whoever begins next looks there for both, unless it is told to look
+    elsewhere."""
     namespace: str = ""
     """Of process ids: in another one the same pid is another process."""
     machine: str = ""

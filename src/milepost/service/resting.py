@@ -50,7 +50,7 @@ def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> R
     """
     store = LocalStore(os.path.join(root, SERVICE), clock)
     endpoint = read_endpoint(root)
-    path = endpoint.journal or os.path.join(store.root, JOURNAL)
+    path = _journal_path(root, endpoint)
     versions = LocalStore(endpoint.disk, clock) if endpoint.disk else store
     # SQLite writes beside what it reads, and a service may begin at any moment: it is a copy that is read.
     with tempfile.TemporaryDirectory(prefix="milepost-journal-") as scratch:
@@ -90,8 +90,8 @@ def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Sta
 
 def last_word(root: str, endpoint: Endpoint) -> str:
     """Return when a service has last written anything down, for people; empty if nobody knows."""
-    times = []
-    for path in (os.path.join(root, SERVICE, ENDPOINT), endpoint.journal, f"{endpoint.journal}-wal"):
+    times, journal = [], _journal_path(root, endpoint)
+    for path in (os.path.join(root, SERVICE, ENDPOINT), journal, f"{journal}-wal"):
         with suppress(OSError):
             times.append(os.stat(path).st_mtime_ns)
     return utc_text(max(times)) if times else ""
@@ -99,6 +99,10 @@ def last_word(root: str, endpoint: Endpoint) -> str:
 
 def _weights(catalogue: Catalogue, at: Commit | None) -> Weights | None:
     return None if at is None else catalogue.weights[at]
+
+
+def _journal_path(root: str, endpoint: Endpoint) -> str:
+    return endpoint.journal or os.path.join(root, SERVICE, JOURNAL)
 
 
 def _copy(root: str, path: str, scratch: str) -> None:

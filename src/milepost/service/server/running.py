@@ -17,7 +17,7 @@ import grpc.aio
 
 from milepost.clock import Clock
 from milepost.errors import MilepostError, StoreError
-from milepost.service.adopting import SERVICE, Opened
+from milepost.service.adopting import JOURNAL, SERVICE, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Entry
 from milepost.service.core.service import Service
@@ -129,8 +129,9 @@ def _endpoint(core: Service, settings: ServiceSettings, opened: Opened, ways: Wa
         is_tls=settings.tls_cert is not None,
         has_token=settings.token is not None,
         bulk_port=port_of(ways.bulk),
-        journal=opened.journal.path,
-        disk=opened.disk.store.url,
+        # What lies in the root is found wherever that is moved to.
+        journal="" if os.path.basename(opened.journal.path) == JOURNAL else opened.journal.path,
+        disk="" if opened.disk.store is opened.store else opened.disk.store.url,
     )
 
 
