@@ -14,6 +14,7 @@ from milepost.errors import StoreError
 from milepost.service.journal import Journal
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.settings import ServiceSettings
+from milepost.service.snapshots import Snapshot
 from milepost.service.tiers.memory import MemoryTier
 from tests.service.server.conftest import Hall, until
 from tests.service.server.speaking import Speaker, arrived_request, refusal
@@ -205,6 +206,16 @@ def test_a_fault_of_our_own_ends_the_service_with_an_error_and_the_next_one_has_
     monkeypatch.undo()
     hall.serve()
     assert hall.trainer("2", 2, step=9).status().live.step == 2
+
+
+def test_time_goes_on_while_a_copy_of_the_journal_is_waited_for(hall: Hall, gated: Any) -> None:
+    copying = gated(Snapshot, "keep")
+    hall.serve(ServiceSettings(memory_bytes=1 << 20, commit_timeout_s=0.05))
+    copying.wait()
+    trainer = hall.trainer()
+    trainer.begin("k", 1, {"weights": DATA})
+    until(lambda: trainer.status().memory_bytes == 0)
+    copying.open()
 
 
 def test_a_commit_whose_parts_do_not_come_in_time_is_given_up(hall: Hall) -> None:

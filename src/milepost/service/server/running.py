@@ -152,10 +152,11 @@ async def _live(shell: Shell, ending: Ending) -> None:
             return
         shell.tick()
         ticks += 1
+        # Neither is waited for: a disk that hangs is no reason for time to stand still.
         if ticks % SWEEP_TICKS == 0:
-            await shell.sweep()
+            shell.begin("sweep", shell.sweep)
         if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too
-            await shell.snapshot()
+            shell.begin("snapshot", shell.snapshot)
 
 
 def memory_gone(directory: str) -> StoreError:

@@ -80,6 +80,7 @@ class Shell:
         self._open: dict[Request, tuple[asyncio.Future[Answer], Event]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._erasures: dict[str, asyncio.Task[None]] = {}
+        self._beside: dict[str, asyncio.Task[None]] = {}
         self._retries: list[Erase] = []
         self._strays: set[str] = set()
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
@@ -261,6 +262,12 @@ class Shell:
         await self._try("snapshot", lambda: taken.append(Snapshot.of(self.storage.journal)), self._journal)
         for snapshot in taken:
             await self._try("snapshot", lambda: snapshot.keep(self.storage.store))  # noqa: B023 - awaited within the turn
+
+    def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let something be done beside all else, unless it still is from the last time."""
+        last = self._beside.get(name)
+        if last is None or last.done():
+            self._beside[name] = self._start(work())
 
     # How it is done.
 
