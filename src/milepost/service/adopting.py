@@ -19,19 +19,19 @@ from milepost.errors import ConflictError, CorruptError
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Entry, Weights
 from milepost.service.core.service import begin
+from milepost.service.endpoint import SERVICE
 from milepost.service.index import INDEX_NAME, Index, blob_of
 from milepost.service.journal import Journal
 from milepost.service.owners import claim, owner_of, reap, take
 from milepost.service.snapshots import restore
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
+from milepost.service.transports.host import SHARED
 from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 
-SERVICE = "service"
 JOURNAL = "journal.sqlite3"
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - whose it is, is checked
 RESTORED_TERMS = 1_000
 """How many terms are passed over after a journal of yesterday was taken: those that have begun since it was written."""
 _LOOKERS = 4
@@ -87,7 +87,7 @@ def open_service(
     clock: Clock,
     *,
     run_id: str = "",
-    memory_base: str = SHARED_MEMORY,
+    memory_base: str = SHARED,
     journal_directory: str = "",
     disk: Store | None = None,
     wait_s: float = 0.0,

@@ -13,7 +13,8 @@ from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.store.base import Store
 from milepost.store.process import boot_id, process_start_time
 
-DIRECTORY = "service"
+SERVICE = "service"
+"""The directory of all that a service keeps, in the root of its run."""
 ENDPOINT = "endpoint.json"
 TOKEN = "token"  # noqa: S105 - the name of a file
 
@@ -88,7 +89,7 @@ def read_endpoint(root: str | os.PathLike[str]) -> Endpoint:
 
     Raises `NotFoundError` (kind ``no-service``) where none ever did; `CorruptError` (``damaged-record``) for a damaged file.
     """
-    path = Path(root) / DIRECTORY / ENDPOINT
+    path = Path(root) / SERVICE / ENDPOINT
     try:
         record = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -112,7 +113,7 @@ def decode_endpoint(record: bytes, what: str) -> Endpoint:
 
 def read_token(root: str | os.PathLike[str]) -> str | None:
     """Return the token of a run's service; None if there is none here."""
-    path = Path(root) / DIRECTORY / TOKEN
+    path = Path(root) / SERVICE / TOKEN
     try:
         return path.read_text(encoding="ascii").strip() or None
     except (FileNotFoundError, NotADirectoryError):

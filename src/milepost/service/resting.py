@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock, utc_text
 from milepost.errors import NotFoundError
-from milepost.service.adopting import JOURNAL, SERVICE, SHARED_MEMORY, Found, adopt
+from milepost.service.adopting import JOURNAL, Found, adopt
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Tier, Weights
 from milepost.service.core.service import begin
-from milepost.service.endpoint import ENDPOINT, Endpoint, read_endpoint
+from milepost.service.endpoint import ENDPOINT, SERVICE, Endpoint, read_endpoint
 from milepost.service.journal import Journal
 from milepost.service.owners import owner_of
 from milepost.service.standing import ComponentStanding, Standing, VersionStanding
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
+from milepost.service.transports.host import SHARED
 from milepost.store.local import LocalStore
 from milepost.store.posix import failures_of
 
@@ -42,7 +43,7 @@ class Rest:
         return tuple(tier for tier, versions in there if at in versions)
 
 
-def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Rest:
+def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED) -> Rest:
     """Read what the service of a run root has left.
 
     What lies in memory is read through and compared with its digests. Raises `NotFoundError` (kind ``no-service``), and what
@@ -65,7 +66,7 @@ def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> R
     return Rest(run_id, catalogue, memory, disk, found)
 
 
-def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Standing:
+def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED) -> Standing:
     """Return how a service stands that does not run. Raises as `read_rest`."""
     rest = read_rest(root, clock, memory_base=memory_base)
     catalogue = rest.catalogue

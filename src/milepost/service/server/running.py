@@ -17,11 +17,11 @@ import grpc.aio
 
 from milepost.clock import Clock
 from milepost.errors import MilepostError, StoreError
-from milepost.service.adopting import JOURNAL, SERVICE, Opened
+from milepost.service.adopting import JOURNAL, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Entry
 from milepost.service.core.service import Service
-from milepost.service.endpoint import Endpoint, namespace, this_process, write_endpoint
+from milepost.service.endpoint import SERVICE, Endpoint, namespace, this_process, write_endpoint
 from milepost.service.server.calls import Calls
 from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
 from milepost.service.server.offering import offers_of
