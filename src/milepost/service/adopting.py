@@ -23,7 +23,7 @@ from milepost.service.endpoint import SERVICE
 from milepost.service.index import INDEX_NAME, Index, blob_of
 from milepost.service.journal import Journal
 from milepost.service.owners import claim, owner_of, reap, take
-from milepost.service.snapshots import restore
+from milepost.service.snapshots import BELOW, restore
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
 from milepost.service.transports.host import SHARED
@@ -100,8 +100,8 @@ def open_service(
     network; ``restored`` goes back to the newest snapshot of the journal first. ``run_id`` is for a root without a journal.
 
     Raises `ConflictError` (kind ``held``) that names the service which has the root; what `Journal` raises; `CorruptError` (kind
-    ``journal-gone``) where there are versions and no journal: they are never swept then; `ConflictError` (kind ``not-ours``)
-    where ``disk`` has those of another root; `StoreError`.
+    ``journal-gone``) where there are versions or snapshots and no journal: they are never swept then; `ConflictError` (kind
+    ``not-ours``) where ``disk`` has those of another root; `StoreError`.
     """
     posix = posix or Posix()
     with ExitStack() as held:
@@ -113,11 +113,11 @@ def open_service(
         sizes = tier.sizes()
         is_known = os.path.lexists(path)
         if not is_known:
-            _refuse_gone(path, sizes)
+            _refuse_gone(path, store, sizes)
         journal = held.enter_context(Journal(path, clock, run_id))
         entries = journal.entries()
         if not entries:
-            _refuse_gone(path, sizes)
+            _refuse_gone(path, store, sizes)
         owner = owner_of(journal.run_id, store.root, path, journal.id)
         claim(tier.store, owner)
         memory = MemoryTier(os.path.join(memory_base, owner.directory_name), posix)
@@ -248,16 +248,21 @@ def _journal_path(store: LocalStore, directory: str) -> str:
     return os.path.join(os.path.abspath(directory), f"journal-{xxh3(os.path.realpath(store.root).encode())[:16]}.sqlite3")
 
 
-def _refuse_gone(path: str, sizes: Mapping[str, Mapping[str, int]]) -> None:
-    """Refuse to begin without a journal where there are versions: as none is known, all would be swept."""
+def _refuse_gone(path: str, store: Store, sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse to begin without a journal where there are versions, or copies of it: none of them would be of the new one.
+
+    The versions would be swept, as none is known; and of the copies the old ones would stay, which have more entries.
+    """
     versions = [place for place, blobs in sizes.items() if INDEX_NAME in blobs]
-    if versions:
+    copies = [*store.list(BELOW)]
+    if versions or copies:
         raise CorruptError(
-            "there are versions here, and the journal that says what they are is gone",
+            "the journal that was here is gone, and nothing else says what the versions are",
             kind="journal-gone",
             hint="milepost serve --restore goes back to its newest snapshot; was it kept elsewhere: --journal DIR",
             path=path,
             versions=len(versions),
+            snapshots=len(copies),
         )
 
 

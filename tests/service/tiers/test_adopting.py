@@ -205,6 +205,20 @@ def test_versions_without_a_journal_are_never_swept(base: Path, tmp_path: Path) 
     assert [entry.name for entry in (tmp_path / "run" / "service" / "versions").iterdir()] == place
 
 
+def test_copies_of_a_journal_that_is_gone_are_not_left_to_another(base: Path, tmp_path: Path) -> None:
+    with opened(tmp_path) as service:
+        commit(service, 1)
+        Snapshot.of(service.journal).keep(service.store)
+        path = Path(service.journal.path)
+    path.unlink()
+    with pytest.raises(CorruptError) as caught:
+        opened(tmp_path)
+    assert (caught.value.kind, caught.value.facts["snapshots"]) == ("journal-gone", 1)
+    assert not path.exists()
+    with opened(tmp_path, restored=True) as service:
+        assert service.found.memory == {Commit(1, 1)}
+
+
 def test_a_damaged_journal_goes_back_to_its_snapshot_and_sweeps_nothing_that_is_whole(base: Path, tmp_path: Path) -> None:
     with opened(tmp_path) as service:
         commit(service, 1, to_disk=True)
