@@ -20,8 +20,9 @@ BASE: NDArray[Any] = (RNG.normal(0, 0.02, WORDS).astype(np.float32).view(np.uint
 
 
 def stepped(share: float, size: int = 1) -> NDArray[Any]:
-    """Return the base with a share of its words some steps up or down."""
-    moved = np.where(RNG.random(WORDS) < share, RNG.integers(1, size + 1, WORDS), 0) * RNG.choice([-1, 1], WORDS)
+    """Return the base with a share of its words some steps up or down, whichever test comes first."""
+    rng = np.random.default_rng((11, size))
+    moved = np.where(rng.random(WORDS) < share, rng.integers(1, size + 1, WORDS), 0) * rng.choice([-1, 1], WORDS)
     return (BASE.astype(np.int64) + moved).astype(np.uint16)
 
 

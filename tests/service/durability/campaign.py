@@ -145,7 +145,11 @@ class Story:
             self.told.lost += [f"{self.setting.name}, {turn}, once memory was gone: {what}" for what in broken(rest)]
 
     def _roll_back(self) -> None:
-        """Go back to the oldest version that is on disk, if the service lives long enough to be asked."""
+        """Go back to an older version as soon as there is one, if the service lives long enough to be asked."""
+        self._until(lambda: self._has_ended(self.server) or self._has_gone_back())
+
+    def _has_gone_back(self) -> bool:
+        """Go back to the oldest version that is on disk, and return whether that was done."""
         with (
             suppress(MilepostError),
             connect(self.place / "run", component="operator", role="sampler", timeout=30.0, fetch_timeout=5.0) as service,
@@ -153,6 +157,8 @@ class Story:
             kept = [each.weights.at for each in service.status().versions if "disk" in each.tiers and not each.is_lost]
             if len(kept) > 1:
                 service.rollback(min(kept), "to see what comes of it")
+                return True
+        return False
 
     def _end(self) -> None:
         """Serve once more, without a strike; let all stop by themselves, and compare the newest with what was told last."""
