@@ -18,6 +18,7 @@ import pytest
 from milepost.clock import SystemClock
 from milepost.errors import ConflictError, NotFoundError, ServiceError, StoreError, UsageError
 from milepost.service.client import client as client_module
+from milepost.service.client.calls import Calls
 from milepost.service.client.client import Client, connect
 from milepost.service.client.line import Broken, Line
 from milepost.service.client.target import Tls
@@ -274,18 +275,29 @@ def test_an_address_and_a_token_are_enough(service: Running, monkeypatch: pytest
         client.fetch()
 
 
-def test_an_earlier_process_hears_that_it_was_replaced_also_by_its_own_heartbeat(tmp_path: Path) -> None:
+def test_an_earlier_process_hears_that_it_was_replaced_also_by_its_own_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    supersede = Calls.supersede
+
+    def hear(self: Calls, error: ConflictError) -> None:
+        supersede(self, error)
+        told.set()
+
+    monkeypatch.setattr(Calls, "supersede", hear)
     with (
         running(tmp_path, '{"heartbeat_s": 0.05}') as service,
         service.client("trainer", "trainer") as first,
         service.client("trainer", "trainer"),
     ):
-        heartbeat = first._heartbeat._thread
-        heartbeat.join(60)
-        assert not heartbeat.is_alive()
+        assert told.wait(60)
         with pytest.raises(ConflictError) as superseded:
             first.commit(1, {"w": np.zeros(1)})
         assert superseded.value.kind == "superseded"
+        heartbeat = first._heartbeat._thread
+        first.close()
+        assert not heartbeat.is_alive()
 
 
 def test_a_child_that_was_forked_is_refused_and_gives_nothing_back(service: Running, trainer: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import weakref
@@ -29,7 +30,6 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
-from milepost.service.transports.host_cache import HostCache
 from milepost.service.wire import check_name, pack_commit
 
 log = logging.getLogger("milepost")
@@ -115,14 +115,16 @@ class Client:
     ) -> None:
         self._calls = calls
         self._is_shared = shared
-        self._heartbeat = Heartbeat(calls)
+        self._heartbeat = Heartbeat(calls, ways.cache.close, goodbye=not shared)
         self._commits = Committing(calls, ways, differences, commit_timeout)
         self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
         if not shared:
             self._heartbeat.reads = self._fetches.running
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
-        self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
+        self._dropped = weakref.finalize(self, _dropped, self._heartbeat, os.getpid())
+        self._dropped.atexit = False
+        _open.add(self)
 
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
@@ -252,15 +254,22 @@ class Client:
         return self._commits.wait(key, until, durable=True, certain=lambda: "whether it is durable is not known")
 
     def link(self, done: Done | Commit, generation: int) -> None:
-        """Have the service know which generation of the trainer's own checkpoints holds a version."""
+        """Have the service know which generation of the trainer's own checkpoints holds a version.
+
+        Raises `NotFoundError` (kind ``unknown-version``), `ServiceError` (``unreachable``), `StoreError` (``not-written``).
+        """
         self._ask("Link", pb.LinkRequest(caller=self._calls.caller, at=pack_commit(_at(done)), generation=generation))
 
     def hold(self) -> None:
-        """Let no fetch be answered with weights from now on, until `resume`: this trainer is about to bring restored ones."""
+        """Let no fetch be answered with weights from now on, until `resume`: this trainer is about to bring restored ones.
+
+        It is written down when this returns, and holds through restarts of the service and of the trainer. Raises `ServiceError`
+        (``unreachable``), `UsageError` (``no-trainer``), `StoreError` (``not-written``).
+        """
         self._ask("Hold", pb.HoldRequest(caller=self._calls.caller))
 
     def resume(self) -> None:
-        """Let fetches be answered again."""
+        """Let fetches be answered again. Raises as `hold`."""
         self._ask("Resume", pb.ResumeRequest(caller=self._calls.caller))
 
     # What a sampler does.
@@ -277,7 +286,10 @@ class Client:
         """Return the newest version if it is another than this client fetched last; else None, after ``timeout`` seconds.
 
         Another, not a newer one: after a rollback it is an older one. ``want="at least"`` waits for version ``at`` or any after
-        it, ``"exact"`` for that very one. ``has`` is what the caller has, if not what was fetched last; None: nothing.
+        it, ``"exact"`` for that very one; a number as ``at`` is that of people, ``at.number``. ``parts`` are those to have, by
+        the names that the commit gave them. ``has`` is what the caller has, if not what was fetched last; None: nothing.
+        ``timeout`` is for how long news is waited for, as long as it takes with ``float("inf")``; the time that the service is
+        away comes on top, up to the client's ``fetch_timeout``.
 
         On the service's host nothing is copied. All of it is one version, and stays as it is. Raises `NotFoundError` (kinds
         ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole
@@ -296,7 +308,7 @@ class Client:
         ``timeout`` is for how long the service may be away (default: a fetch's).
         """
         self._check()
-        return Watch(self._calls, self._fetch_timeout if timeout is None else timeout)
+        return Watch(self._calls, self._fetch_timeout if timeout is None else timeout, self)
 
     # What everybody does.
 
@@ -315,7 +327,8 @@ class Client:
 
     def close(self) -> None:
         """Say goodbye, and leave no thread. What was fetched stays readable. A second call does nothing."""
-        self._end()
+        if os.getpid() == self._calls.identity.pid and self._dropped.detach() is not None:
+            self._heartbeat.stop()
 
     def __enter__(self) -> Client:
         return self
@@ -331,14 +344,6 @@ class Client:
         return self._calls.ask(method, request, Until(self._calls.clock, self._fetch_timeout), certain=lambda: certain)
 
     def _check(self) -> None:
-        if os.getpid() != self._calls.identity.pid:
-            raise UsageError(
-                "this client belongs to the process that this one was forked from",
-                kind="forked",
-                hint="connect in each process, under a name of its own",
-                component=self.component,
-                pid=self._calls.identity.pid,
-            )
         self._calls.check()
 
     def _new_key(self) -> str:
@@ -358,11 +363,16 @@ def _at(named: Commit | Done | Weights | None) -> Commit | None:
     return named if named is None or isinstance(named, Commit) else named.at
 
 
-def _end(calls: Calls, heartbeat: Heartbeat, cache: HostCache, pid: int, *, goodbye: bool) -> None:
-    """End what belongs to a client, however that ends. In a child that was forked there is nothing to end."""
-    if os.getpid() != pid or calls.closing.is_set():
-        return
-    calls.closing.set()
-    heartbeat.stop(goodbye=goodbye and calls.joined is not None)
-    calls.line.close()
-    cache.close()
+def _dropped(heartbeat: Heartbeat, pid: int) -> None:
+    if os.getpid() == pid:  # in a child that was forked there is nothing to end
+        heartbeat.let_go()
+
+
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Let the service know that this process ends, and not only find that out by its silence."""
+    for client in [*_open]:
+        client.close()

@@ -89,7 +89,7 @@ class Fetching:
                 has=pack_commit(has),
                 want=want,
                 at=pack_commit(at),
-                wait_ms=min(int(news.left_s * 1000), 2**31),
+                wait_ms=news.left_ms,
             )
             reply: pb.FetchReply = self._calls.once("Fetch", request, patience, news.left_s)
             return reply

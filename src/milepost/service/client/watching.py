@@ -42,8 +42,9 @@ class Watch(Iterator[News]):
     Raises `ServiceError` (kind ``unreachable``) once the service was away for longer than ``timeout_s``.
     """
 
-    def __init__(self, calls: Calls, timeout_s: float) -> None:
+    def __init__(self, calls: Calls, timeout_s: float, client: object = None) -> None:
         self._calls = calls
+        self._client = client  # it ends when nobody refers to it, and this with it
         self._timeout_s = timeout_s
         self._call: Any = None
         self._replies: Iterator[Any] = iter(())
