@@ -357,7 +357,8 @@ def test_a_byte_now_and_then_keeps_nobody_waiting() -> None:
         with ours, theirs:
             wire, into = Wire(ours, clock, 60.0), bytearray(2)
             theirs.sendall(b"a")
-            threading.Thread(target=lambda: (theirs.recv(1), theirs.sendall(b"b")), name="drip").start()  # noqa: B023
+            drip = threading.Thread(target=lambda: (theirs.recv(1), theirs.sendall(b"b")), name="drip")  # noqa: B023
+            drip.start()
             if comes:
                 ours.sendall(b"!")
                 wire.fill(memoryview(into))
@@ -365,6 +366,7 @@ def test_a_byte_now_and_then_keeps_nobody_waiting() -> None:
             else:
                 with pytest.raises(TimeoutError, match="less than 64 KiB"):
                     _fill_after_a_byte(wire, into, ours)
+            drip.join()
 
 
 def _fill_after_a_byte(wire: Wire, into: bytearray, ours: socket.socket) -> None:
