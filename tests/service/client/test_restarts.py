@@ -320,9 +320,10 @@ def test_a_child_that_was_forked_is_refused_and_gives_nothing_back(service: Runn
         assert sampler.fetch() is None
 
 
-def test_a_program_that_forgets_to_close_ends(service: Running) -> None:
+def test_a_program_that_forgets_to_close_ends_and_says_goodbye(service: Running, sampler: Client) -> None:
     script = "import sys, milepost; kept = milepost.service.connect(sys.argv[1], component='forgetful', role='sampler')"
     subprocess.run([sys.executable, "-c", script, str(service.root)], check=True, timeout=120)
+    assert [each.silent_s for each in sampler.status().components if each.component == "forgetful"] == [None]
 
 
 def test_without_grpc_it_is_said_what_to_install() -> None:
