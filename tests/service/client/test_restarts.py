@@ -145,6 +145,24 @@ def test_who_watches_goes_on_with_the_next_service(service: Running, trainer: Cl
         assert next(each for each in news if each.at == two.at).reason
 
 
+def test_a_watch_that_is_closed_ends_also_while_the_service_is_away(service: Running, sampler: Client) -> None:
+    watch = sampler.watch(timeout=1e6)
+    heard = threading.Event()
+
+    def listen() -> None:
+        for _ in watch:
+            heard.set()
+
+    listening = threading.Thread(target=listen, name="milepost-test-listens")
+    listening.start()
+    assert heard.wait(60)
+    service.kill()
+    watch.close()
+    listening.join(60)
+    assert not listening.is_alive()
+    service.start()
+
+
 def test_a_service_that_has_another_token_now_is_found_again(service: Running, trainer: Client, sampler: Client) -> None:
     trainer.commit(1, {"w": np.zeros(1)})
     service.stop()

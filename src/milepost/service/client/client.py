@@ -293,7 +293,8 @@ class Client:
 
         On the service's host nothing is copied. All of it is one version, and stays as it is. Raises `NotFoundError` (kinds
         ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole
-        copy can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``).
+        copy can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``, ``fetch-timeout``,
+        ``too-large``).
         """
         self._check()
         if isinstance(parts, str):

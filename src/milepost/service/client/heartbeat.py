@@ -35,6 +35,7 @@ class Heartbeat:
         self._unsaid: dict[Commit, None] = {}
         self.reads: Callable[[], Iterable[Commit]] | None = None
         """What tells which versions this component reads; None where other processes are it, too."""
+        self._has_ended = False
         self._thread = Member(self._run, "milepost-heartbeat")
 
     def start(self) -> None:
@@ -53,17 +54,19 @@ class Heartbeat:
         """End, whatever strikes meanwhile. The thread is gone when this returns."""
         self._calls.closing.set()
         self.let_go()
-        if self._thread.ident is None:  # it was never begun
-            self._end()
-        self._thread.wait_out()
+        try:
+            self._thread.wait_out()
+        finally:
+            self._end()  # of one that was never begun, or has failed
 
     def _run(self) -> None:
-        try:
-            self._serve()
-        finally:
-            self._end()
+        self._serve()
+        self._end()
 
     def _end(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
         self._calls.closing.set()
         if self._goodbye and self._calls.joined is not None:
             try:

@@ -71,10 +71,14 @@ class Watch(Iterator[News]):
 
     def _next(self) -> pb.News:
         self._calls.check()
+        if self._closed:
+            raise _QuietError
         if self._call is None:
             self._call = self._calls.line.stream("Watch", pb.WatchRequest(caller=self._calls.caller), _QUIET_S)
             self._replies = answers(self._call)
             self._is_answered = False
+            if self._closed:  # just now, by who found no call to end
+                self._call.cancel()
         try:
             message: pb.News = next(self._replies)
             self._is_answered = True
@@ -96,7 +100,7 @@ class Watch(Iterator[News]):
         self._closed = True
         call = self._call
         if call is not None:
-            call.cancel()
+            call.cancel()  # whoever listens finds out then, and asks for no more
 
     def __enter__(self) -> Watch:
         return self
