@@ -54,14 +54,14 @@ class Watch(Iterator[News]):
 
     def __next__(self) -> News:
         while True:
-            if self._closed or self._calls.closing.is_set():
+            if self._is_over():
                 raise StopIteration
             try:
                 message = self._calls.keep_trying(self._next, Until(self._calls.clock, self._timeout_s))
             except _QuietError:
                 continue
             except Exception:
-                if self._closed or self._calls.closing.is_set():
+                if self._is_over():
                     raise StopIteration from None
                 raise
             news = _news(message)
@@ -69,15 +69,18 @@ class Watch(Iterator[News]):
                 self._last = news
                 return news
 
+    def _is_over(self) -> bool:
+        return self._closed or self._calls.closing.is_set()
+
     def _next(self) -> pb.News:
         self._calls.check()
-        if self._closed:
+        if self._is_over():
             raise _QuietError
         if self._call is None:
             self._call = self._calls.line.stream("Watch", pb.WatchRequest(caller=self._calls.caller), _QUIET_S)
             self._replies = answers(self._call)
             self._is_answered = False
-            if self._closed:  # just now, by who found no call to end
+            if self._is_over():  # just now, by who found no call to end
                 self._call.cancel()
         try:
             message: pb.News = next(self._replies)
