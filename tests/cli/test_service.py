@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from milepost.cli.main import main
 from milepost.clock import SystemClock
-from milepost.errors import ServiceError
+from milepost.errors import ServiceError, StoreError
 from milepost.service import Client, Tls, connect
 from milepost.service.adopting import open_service
 from milepost.service.asking import reach_of
@@ -83,8 +83,8 @@ def everything(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 class TestServe:
-    def test_it_says_where_it_is_what_happens_and_that_it_ended(self, root: Path) -> None:
-        with serving(root) as served:
+    def test_it_says_where_it_is_what_happens_and_that_it_ended(self, root: Path, tmp_path: Path) -> None:
+        with serving(root, "--log", str(tmp_path / "log")) as served:
             with connect(root, component="trainer", role="trainer") as trainer:
                 trainer.commit(120, WEIGHTS, durable=True)
                 trainer.commit(121, WEIGHTS, durable=True)
@@ -97,14 +97,30 @@ class TestServe:
         assert first.startswith(f"[serve] run {read_endpoint(root).run_id} serves at 127.0.0.1:")
         assert rest[0] == "[serve] trainer has joined as a trainer"
         for line in (
-            "[serve] v1 is live: step 120, 4 KiB, from trainer",
-            "[serve] v1 is on disk",
-            "[serve] back to v1: reward collapsed",
+            "[serve] back to v1: reward collapsed; what came after it is a lost branch",
             "[serve] trainer holds: nobody is given weights until it resumes",
             "[serve] trainer holds no more",
+            "[serve] trainer has left",
         ):
             assert line in rest
+        assert not any("is live" in line or "is on disk" in line for line in rest)  # that is summed up
+        assert any(line.startswith("[serve] live v") for line in rest)
         assert rest[-1] == "[serve] ended in good order; versions in memory stay there for the next start"
+        log = [json.loads(line)["text"] for line in (tmp_path / "log").read_text().splitlines()]
+        assert {"v1 is live: step 120, 4 KiB, from trainer", "v2 is live: step 121, 4 KiB, from trainer", "v1 is on disk"} <= {*log}
+
+    def test_it_says_once_that_the_disk_refuses_and_once_that_it_does_no_more(self, root: Path) -> None:
+        with serving(root, "--retry", "0.05s") as served, connect(root, component="trainer", role="trainer") as trainer:
+            versions = root / "service" / "versions"
+            versions.write_text("a file, where a directory is to be")
+            with pytest.raises(StoreError, match="could not be written to disk"):
+                trainer.commit(120, WEIGHTS, durable=True)
+            served.line_with("a version cannot be brought to disk: ")
+            trainer.commit(121, WEIGHTS)
+            versions.unlink()
+            served.line_with("versions are brought to disk again")
+            assert served.end() == 0
+            assert sum("cannot be brought" in line for line in served.lines) == 1
 
     def test_the_next_one_says_with_what_it_begins_at_the_same_address(self, root: Path) -> None:
         filled(root, 120)
@@ -191,7 +207,7 @@ class TestServe:
         assert os.listdir(root) == []
 
     def test_its_settings_are_those_of_the_service(self, root: Path) -> None:
-        with serving(root, "--memory", "3MiB", "--disk-keep", "2", "--heartbeat", "1s", "--bind", "localhost") as served:
+        with serving(root, "--memory", "3MiB", "--disk-keep", "2", "--heartbeat", "1s", "--bind", "localhost", "--json") as served:
             assert document("status", root)["memory_limit_bytes"] == 3 << 20
             with connect(root, component="trainer", role="trainer") as trainer:
                 for step in range(4):

@@ -69,6 +69,8 @@ class Opened:
     restored: str = ""
     """The snapshot that the journal was restored from, if it was."""
     reaped: tuple[str, ...] = ()
+    was_live: Commit | None = None
+    """What was live before this service began."""
     _held: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -121,7 +123,8 @@ def open_service(
         memory = MemoryTier(os.path.join(memory_base, owner.directory_name), posix)
         held.callback(take(memory, owner, posix).unlock)
         reaped = reap(memory_base, owner, posix)
-        found = adopt(Catalogue(entries), memory, tier, sizes)
+        catalogue = Catalogue(entries)
+        found = adopt(catalogue, memory, tier, sizes)
         sweep(found, memory, tier, keep=found.unknown if restored else ())
         _sweep_temporaries(store)
         began = begin(entries, found.memory, found.disk)
@@ -129,7 +132,20 @@ def open_service(
             began = replace(began, term=began.term + RESTORED_TERMS)
         journal.append([began])
         entries.append(began)
-        return Opened(root, journal.run_id, store, journal, entries, memory, tier, found, snapshot, tuple(reaped), held.pop_all())
+        return Opened(
+            root,
+            journal.run_id,
+            store,
+            journal,
+            entries,
+            memory,
+            tier,
+            found,
+            snapshot,
+            tuple(reaped),
+            catalogue.live,
+            held.pop_all(),
+        )
 
 
 def adopt(
