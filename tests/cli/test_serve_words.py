@@ -54,7 +54,7 @@ class Told:
     def __init__(self, path: Path, read: Callable[[], str], *, as_json: bool = False) -> None:
         self.clock, self._path, self._read = FakeClock(), path, read
         self.journal = Journal(Console(), self.clock, path, as_json=as_json, name="serve")
-        self.telling = Telling(self.journal, self.clock)
+        self.telling = Telling(self.journal, self.clock, "runs/ppo")
 
     def __call__(self, *what: Any, seconds: float = 0) -> list[str]:
         for each in what:
@@ -94,7 +94,7 @@ def test_what_was_not_told_yet_is_told_at_the_end(told: Told) -> None:
     told.telling.ended()
     assert told() == [
         "live v2 step 102, durable none; 1 commit since the last of these lines",
-        "ended in good order; versions in memory stay there for the next start",
+        "ended in good order; versions in memory stay there for the next start; milepost unload runs/ppo gives that memory back",
     ]
 
 

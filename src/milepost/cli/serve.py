@@ -91,7 +91,7 @@ def serve(root: str, restore: bool, log: Path | None, as_json: bool, bind: str, 
 
     clock = SystemClock()
     journal = Journal(Console(), clock, log, as_json=as_json, name="serve")
-    telling = Telling(journal, clock)
+    telling = Telling(journal, clock, root)
     try:
         with _logged(journal):
             serve_until_told(root, settings, ready=telling.begun, heard=telling, restored=restore)

@@ -47,8 +47,8 @@ _DONE = {
 class Telling:
     """Be called with what happens, by a thread of the service; `begun` and `ended` by another."""
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self._journal, self._clock = journal, clock
+    def __init__(self, journal: Journal, clock: Clock, root: str) -> None:
+        self._journal, self._clock, self._root = journal, clock, root
         self._live: str | None = None
         self._durable: str | None = None
         self._commits = self._stored = 0
@@ -70,7 +70,8 @@ class Telling:
         """Say that it has ended in good order."""
         with self._lock:
             self._sum_up()
-            self._journal("over", "ended in good order; versions in memory stay there for the next start")
+            stay = f"versions in memory stay there for the next start; milepost unload {self._root} gives that memory back"
+            self._journal("over", f"ended in good order; {stay}")
 
     def __call__(self, what: Happening) -> None:
         """Tell it, in words of somebody who was not there."""

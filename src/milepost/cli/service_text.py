@@ -153,6 +153,9 @@ def _remarks(standing: Standing, where: str, advice: str) -> Iterator[str]:
     remarks = [*_gone(standing), *map(_coming, standing.stagings), *_held(standing, where)]
     if standing.last_failure:
         remarks.append(f"the disk has refused: {plain(standing.last_failure)}")
+    if standing.serving is None and standing.memory_bytes:
+        kept = f"{size(standing.memory_bytes)} of memory are kept for the next start"
+        remarks.append(f"{kept}; once the run is over milepost unload {where} gives them back")
     if advice:
         remarks.append(advice)
     yield from ("", *remarks) if remarks else ()

@@ -107,7 +107,7 @@ def open_service(
     posix = posix or Posix()
     with ExitStack() as held:
         store = LocalStore(os.path.join(root, SERVICE), clock, posix=posix)
-        _guard(held, store, wait_s)
+        _guard(held, store, wait_s, root)
         tier = DiskTier(disk or store)
         path = _journal_path(store, journal_directory)
         snapshot = restore(store, path, clock) if restored else ""
@@ -241,14 +241,14 @@ def _known(catalogue: Catalogue, index: Index | None, place: str) -> Weights | N
     return weights if weights is not None and weights.shards == index.shards else None
 
 
-def _guard(held: ExitStack, store: LocalStore, wait_s: float) -> None:
+def _guard(held: ExitStack, store: LocalStore, wait_s: float, root: str) -> None:
     try:
         held.enter_context(store.guard(wait_s=wait_s, take_over=False))
     except ConflictError as error:
         if error.kind != "held":
             raise
         pid = error.facts.get("pid")
-        hint = f"ask it (milepost status ROOT), or end it (kill {pid})" if pid else "ask it (milepost status ROOT), or end it"
+        hint = f"ask it (milepost status {root}), or end it{f' (kill {pid})' if pid else ''}"
         raise ConflictError("another service has this root", kind="held", hint=hint, **error.facts) from error
 
 
