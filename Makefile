@@ -37,8 +37,11 @@ demo-trainer: setup  ## Kill a trainer of two ranks at random, 10 times; show th
 demo-service: setup  ## Kill a checkpoint service, its trainer and its samplers at random, 10 times; show that what was promised holds, and that training goes on
 	$(BIN)/python examples/service_demo.py
 
-test: setup  ## Run the tests
-	$(BIN)/python -m pytest
+# Each worker is a process that has imported all there is to test, and many tests start some of their own.
+TEST_WORKERS ?= 2
+
+test: setup  ## Run the tests, in TEST_WORKERS (2) processes
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: export MILEPOST_AT_LENGTH := 1
 test-all: test test-hf test-transfer chaos  ## Run every test there is, at length, also those that install tools of their own
@@ -53,7 +56,7 @@ test-hf: .venvs/hf/.ready  ## Export tiny models of transformers and PEFT and op
 
 test-transfer: export LD_LIBRARY_PATH := $(CURDIR)/.venvs/transfer/lib/verbs$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 test-transfer: .venvs/transfer/.ready  ## Read versions out of another process's memory with the transfer engine of Mooncake, over TCP
-	.venvs/transfer/bin/python -m pytest tests/heavy/transfer
+	.venvs/transfer/bin/python -m pytest --basetemp=.venvs/transfer/tmp tests/heavy/transfer
 
 # The engine needs libibverbs, which no Python package brings. Where the system has none, Debian's is unpacked beside the engine.
 .venvs/transfer/.ready: pyproject.toml constraints.txt
@@ -65,17 +68,17 @@ test-transfer: .venvs/transfer/.ready  ## Read versions out of another process's
 	    for package in *.deb; do dpkg -x "$$package" . || exit 1; done && find . -name '*.so.*' -path '*-linux-gnu/*' -exec cp -P '{}' verbs ';'; }
 	touch $@
 
-soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals, 100 killed ranks; nothing acknowledged may be lost
+soak: setup  ## Lay siege: over 10,000 kills and power cuts, sick disks, 10,000 flipped bits, 2,000 signals, 100 killed ranks, 600 strikes on the service; nothing acknowledged may be lost
 	$(BIN)/python -m tests.soak
 
 bench: setup  ## Measure milepost, its floors and its peers; about 16 minutes on a machine that does nothing else; fails if a goal is missed
 	$(BIN)/python -m bench --page docs/performance.md
 
-bench-peers: .venvs/peers/.ready  ## Install what is heavy and only measured beside milepost (Orbax, with jax) into .venvs/peers
+bench-peers: .venvs/peers/.ready  ## Install what is heavy and only measured beside milepost (Orbax with jax, Ray) into .venvs/peers
 
 .venvs/peers/.ready: constraints.txt
 	$(PYTHON) -m venv .venvs/peers
-	.venvs/peers/bin/python -m pip install --quiet --disable-pip-version-check orbax-checkpoint==0.12.8
+	.venvs/peers/bin/python -m pip install --quiet --disable-pip-version-check orbax-checkpoint==0.12.8 ray==2.60.0
 	touch $@
 
 gpu-check: setup  ## Show on a GPU that saving its tensors is exact and does not wait; says "not run" where there is none

@@ -1,6 +1,7 @@
 """Measure, print a table, write JSON, Markdown and a picture, and exit with 1 if a goal was missed; ``make bench``.
 
-Names choose benchmarks; without any all of them run. ``trainer`` stands for all that concern trainers of several ranks.
+Names choose benchmarks; without any all of them run. ``trainer`` stands for all that concern trainers of several ranks,
+``service`` for all of the checkpoint service.
 ``--quick`` takes smaller states and fewer rounds: a look, and no result. Figures are worth something on a machine that does
 nothing else meanwhile.
 """

@@ -33,12 +33,14 @@ BENCHMARKS: Mapping[str, str] = {
     "export": "bench.trainer:exports_of_one",
     "export-2": "bench.trainer:exports_of_two",
     "delta": "bench.delta:measure",
+    "fetch": "bench.service:measure",
+    "fetch-sizes": "bench.service:sizes",
+    "fan-out": "bench.service:fan_out",
 }
-"""In the order in which they run. Not here yet, since what it measures is not built: ``fetch``. `bench.goals` has its goals
-already; a benchmark of that name, with the contenders and quantities named there, is all that they wait for."""
+"""In the order in which they run."""
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "trainer": [name for name, where in BENCHMARKS.items() if where.startswith("bench.trainer:")]
+    group: [name for name, where in BENCHMARKS.items() if where.startswith(f"bench.{group}:")] for group in ("trainer", "service")
 }
 """Names that stand for several."""
 

@@ -87,7 +87,8 @@ DCP_HF = "DCP's HuggingFaceStorageWriter + fsync"
 PLAN_DIRECT, PLAN_DIGEST, PLAN_READ = "DCP's plan + O_DIRECT write", "DCP's plan + digest", "DCP's plan, read + digest"
 IN_USE = "files in use"
 BARE = "the same file operations, bare"
-SERVICE = "the service"
+MEMCPY_BARE, RAW_TCP = "memcpy", "raw TCP loop"
+SHM, BULK = "milepost, shm", "milepost, bulk"
 
 GATHER = "gather every tensor"
 STALL, DURABLE = "stall of an async save", "durable, end to end"
@@ -150,8 +151,12 @@ GOALS: tuple[Goal, ...] = (
     Goal("export, training waits", "export", "sync", "at most", 1, DCP_HF),
     Goal("export, training waits", "export-2", "sync", "at most", 1, SAFETENSORS),
     Goal("export, training waits", "export-2", "sync", "at most", 1, DCP_HF),
-    Goal("same-host fetch, zero copy", "fetch", "fetch", "below", 0.001, needs=SERVICE),
-    Goal("bulk-port fetch over loopback", "fetch", "bulk", "at most", 1 / 0.85, "raw TCP loop", needs=SERVICE),
+    Goal("same-host fetch, zero copy", "fetch", "fetch", "below", 0.001, of=SHM),
+    *(
+        Goal(f"same-host fetch, zero copy, {size}", "fetch-sizes", "fetch", "below", 0.001, of=f"{SHM}, {size}")
+        for size in ("1 MB", "16 MB", "256 MB")
+    ),
+    Goal("bulk-port fetch over loopback", "fetch", "fetch", "at most", 1 / 0.85, RAW_TCP, of=BULK),
     Goal("delta at 1.8% changed bf16", "delta", "bytes", "times less", 70, "full bytes"),
     Goal("delta at 1.8% changed bf16", "delta", "bytes", "times less", 1.6, "XOR + zstd"),
     Goal("delta at 1.8% changed bf16: encode, a GB", "delta", "encode", "below", 1.0),

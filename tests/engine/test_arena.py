@@ -7,6 +7,7 @@ import mmap
 import os
 import statistics
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,16 @@ def test_leaves_lie_side_by_side_in_the_order_of_a_file(described: Any) -> None:
         end += leaves[index].size_bytes
 
 
+@pytest.fixture
+def nothing_is_frozen() -> Iterator[None]:
+    """Thaw what is frozen for all tests, as long as this one runs."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_is_frozen")
 def test_a_capture_of_many_leaves_leaves_nothing_young_for_a_collection_to_walk_through() -> None:
     state = {"policy": {f"w{at}": np.zeros(1) for at in range(30_000)}}
     arena = Arena()
@@ -109,16 +120,14 @@ def test_a_capture_of_many_leaves_leaves_nothing_young_for_a_collection_to_walk_
     assert len(staged.components[0].leaves) == 30_000
 
 
+@pytest.mark.usefixtures("nothing_is_frozen")
 def test_what_somebody_keeps_frozen_stays_frozen() -> None:
     state = {"policy": {f"w{at}": np.zeros(1) for at in range(30_000)}}
     gc.collect()
     gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        capture(state, Arena())
-        assert gc.get_freeze_count() > frozen * 0.9
-    finally:
-        gc.unfreeze()
+    frozen = gc.get_freeze_count()
+    capture(state, Arena())
+    assert gc.get_freeze_count() > frozen * 0.9
 
 
 def test_a_state_without_bytes_is_saved() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.longest import LONGEST
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for path in (ROOT / "src").rglob("*.py") if not path.stem.startswith("service_pb2"))  # those are generated
@@ -40,6 +43,13 @@ NOT_OURS = {
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def files_of_ours() -> Iterator[Path]:
+    """Yield every file that is kept, without a look into folders where other tests write and remove at the same time."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in NOT_OURS]
+        yield from (Path(folder) / name for name in names if name not in NOT_OURS)
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -83,11 +93,15 @@ def test_no_test_sleeps(path: Path) -> None:
     assert [call.lineno for name, call in calls_of(path) if name in ("sleep", "time.sleep")] == []
 
 
+def test_every_file_that_begins_because_it_takes_longest_is_there_and_named_once() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
+    assert len(set(LONGEST)) == len(LONGEST)
+
+
 def test_nothing_names_a_path_of_one_machine() -> None:
     named = [
         f"{name_of(path)}: {match[0]}"
-        for path in ROOT.rglob("*")
-        if path.is_file() and not NOT_OURS & set(path.relative_to(ROOT).parts)
+        for path in files_of_ours()
         for match in ONE_MACHINE.finditer(path.read_bytes().decode("utf-8", "replace"))
     ]
     assert named == []

@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.soak.ages import aged, grown, writers
 from tests.soak.drills import VERBS, drills
 from tests.soak.ranks import struck
+from tests.soak.service import stories
 from tests.soak.siege import Counts, siege
 
 
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=400, help="saves of one process that is to stay as large as it is")
     parser.add_argument("--drills", type=int, default=8, help="runs of the sample that are struck, of each drill")
     parser.add_argument("--ranks", type=int, default=100, help="strikes on ranks of a training, in every phase")
+    parser.add_argument("--service", type=int, default=600, help="strikes on the checkpoint service, its trainer and their host")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run; printed by each")
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1 << 32)
@@ -52,6 +54,11 @@ def main() -> int:
         runs = list(struck(place / "ranks", asked.ranks, seed))
         total.lost += [each for _, lost in runs for each in lost]
         print(f"ranks: {sum(hit for hit, _ in runs)} strikes in {len(runs)} runs", flush=True)
+    if asked.service:
+        told = list(stories(place / "service", asked.service, seed))
+        total.lost += [each for story in told for each in story.lost]
+        acks, durable = sum(story.acks for story in told), sum(story.durable for story in told)
+        print(f"service: {sum(story.strikes for story in told)} strikes, {acks} commits, {durable} of them durable", flush=True)
     print(f"\n{total}")
     for line in total.lost:
         print(f"LOST: {line}", file=sys.stderr)

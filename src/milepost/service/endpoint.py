@@ -24,7 +24,7 @@ class Endpoint:
 
     run_id: str
     address: str
-    """host:port of the control connection."""
+    """host:port of the control connection, as it was bound. Where to connect to from here: `reach`."""
     term: int
     host: str
     """Whose memory it shares. See `milepost.service.transports.host.host_id`."""
@@ -41,15 +41,28 @@ class Endpoint:
     """The path of the journal."""
     disk: str = ""
     """In which store versions lie. Whoever begins next looks there for both, unless it is told to look elsewhere."""
+    namespace: str = ""
+    """Of process ids: in another one the same pid is another process."""
+    machine: str = ""
+    """Its name, by which others reach it where it listens at all addresses."""
 
     @property
     def is_dead(self) -> bool:
-        """Say whether that very process is known to have ended; False for one of another machine: nobody knows here."""
+        """Say whether that very process is known to have ended; False for one of another machine or container: nobody knows."""
         if self.has_ended:
             return True
-        if self.boot_id != boot_id():
+        if self.boot_id != boot_id() or self.namespace != namespace():
             return False
         return process_start_time(self.pid) != self.start_time
+
+    @property
+    def reach(self) -> str:
+        """Return host:port to connect to from here: one that listens at all addresses has none of that name."""
+        host, _, port = self.address.rpartition(":")
+        if host not in ("0.0.0.0", "[::]"):  # noqa: S104 - compared, not bound
+            return self.address
+        is_here = self.boot_id == boot_id() and self.namespace == namespace()
+        return f"{'localhost' if is_here or not self.machine else self.machine}:{port}"
 
     @property
     def port(self) -> int:
@@ -110,6 +123,14 @@ def read_token(root: str | os.PathLike[str]) -> str | None:
 def this_process() -> tuple[str, int, int]:
     """Return boot, pid and start time of this process."""
     return boot_id(), os.getpid(), process_start_time(os.getpid()) or 0
+
+
+def namespace() -> str:
+    """Return in which namespace of process ids this process is; empty where the system does not say."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _unreadable(path: Path, error: Exception) -> StoreError:

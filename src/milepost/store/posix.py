@@ -48,10 +48,6 @@ class Posix:
         """Create a file that does not exist, for writing."""
         return self.perform("open_new", os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
-    def open_write(self, path: str) -> int:
-        """Open a file that exists, to be changed where it lies; through no link."""
-        return self.perform("open_write", os.open, path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-
     def open_append(self, path: str) -> int:
         return self.perform("open_append", open_ours, path, os.O_APPEND)
 

@@ -39,7 +39,7 @@ KILLED = 137
 """The exit status of a process that SIGKILL ended, as a shell reports it."""
 
 OPERATIONS = frozenset(
-    {"read", "read_into", "list", "create", "replace", "replace_if", "append", "delete", "prune", "move", "sync", "free_bytes"}
+    {"read", "read_into", "list", "create", "replace", "replace_if", "append", "delete", "move", "sync", "free_bytes"}
     | {"open_blob", "write_blob", "commit_blob", "abort_blob", "guard", "release_guard"}
 )
 """What rules can name. A store-wide operation (``free_bytes``, ``guard``) has the empty name."""
@@ -247,9 +247,6 @@ class FaultStore(Store):
 
     def delete(self, name: str) -> None:
         self._run("delete", name, lambda: self.inner.delete(name))
-
-    def prune(self, prefix: str) -> None:
-        self._run("prune", prefix, lambda: self.inner.prune(prefix))
 
     def move(self, name: str, to: str) -> None:
         self._run("move", name, lambda: self.inner.move(name, to))

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milepost.clock import SystemClock
 from milepost.errors import ConflictError, NotFoundError, ServiceError, StoreError, UsageError
 from milepost.service.client import client as client_module
 from milepost.service.client.client import Client, connect
 from milepost.service.client.line import Broken, Line
 from milepost.service.client.target import Tls
+from milepost.service.client.until import Until
 from tests.service.client.running import Running, running
 
 Strike = Callable[[str, str], list[str]]
@@ -29,6 +31,15 @@ Strike = Callable[[str, str], list[str]]
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("run")) as service:
         yield service
+
+
+class Ahead(SystemClock):
+    """Be ahead of time as soon as a test says so."""
+
+    ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_ns
 
 
 @pytest.fixture
@@ -171,7 +182,7 @@ def test_a_service_that_stays_away_is_told_of_with_what_is_certain(service: Runn
         service.client("reader", fetch_timeout=0.5) as sampler,
         service.client("patient", "trainer") as patient,
     ):
-        trainer.commit(1, {"w": np.zeros(10)})
+        patient.commit(1, {"w": np.zeros(10)})
         service.kill()
         try:
             with pytest.raises(ServiceError, match="cannot be reached") as nothing:
@@ -199,10 +210,12 @@ def test_a_commit_of_which_nobody_knows_whether_it_is_visible_says_so_and_is_fou
         if name == "Arrived":
             really(self, "Finish", client_module.pb.FinishRequest(caller=request.caller, key=request.key, wait_ms=60_000), 60)
             service.kill()
+            clock.ahead_ns = 10**12  # it has waited for long enough
             raise Broken("the answer was lost")
         return answer
 
-    with service.client("unsure", "trainer", commit_timeout=0.5) as trainer:
+    clock = Ahead()
+    with service.client("unsure", "trainer", clock=clock) as trainer:
         monkeypatch.setattr(Line, "call", call)
         with pytest.raises(ServiceError, match="unsure-step-1") as unsure:
             trainer.commit(1, {"w": np.zeros(10)}, key="unsure-step-1")
@@ -399,16 +412,13 @@ def test_what_does_not_fit_into_memory_goes_to_disk_and_is_had_from_there(tmp_pa
         assert large.value.kind == "too-large"
 
 
-def test_a_commit_of_which_somebody_brings_no_part_is_given_up_and_says_which(tmp_path: Path) -> None:
-    with (
-        running(tmp_path, '{"commit_timeout_s": 0.5}') as service,
-        service.client("ranks", "trainer", incarnation="agreed-on", commit_timeout=2.0) as rank,
-    ):
+def test_who_waits_in_vain_for_the_parts_of_others_hears_which_are_missing(service: Running) -> None:
+    with service.client("ranks", "trainer", incarnation="agreed-on") as rank:
         state = {"a": np.arange(5)}
         sizes = {f"weights.{number}-of-2": rank.size_of(state) for number in range(2)}
         commit = rank.begin(1, sizes, key="step 1")
         rank.bring(commit, "weights.0-of-2", state)
+        commit.until = Until(SystemClock(), 0.1)
         with pytest.raises(ServiceError) as late:
             rank.finish(commit)
         assert (late.value.kind, late.value.facts["missing"]) == ("commit-timeout", "weights.1-of-2")
-        assert rank.status().live is None

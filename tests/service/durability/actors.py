@@ -1,6 +1,6 @@
 """Be a process of the story: a service, a trainer that commits, or a sampler that fetches and looks at every byte.
 
-What each of them was told it writes down, a line at a time, after it was told. A kill may cost the last line, and never a true one.
+What each of them was told it writes down, a line at a time, once it was told. A kill may cost the last line, and never bends one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def serve(order: dict[str, Any]) -> None:
     place = order["place"]
     arm_server(Strike(*order["strike"]) if order["strike"] else None, lambda: len(notes(Path(place), "acks")))
     settings = ServiceSettings.of(order["settings"])
-    serve_root(f"{place}/run", settings, memory_base=f"{place}/shm", ready=lambda endpoint: note(place, "up", term=endpoint.term))
+    serve_root(f"{place}/run", settings, memory_base=f"{place}/shm")
 
 
 def weights_of(step: int, branch: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tell one story: a service is struck again and again while it is committed to and fetched from; what was promised has to hold."""
+"""Tell one story: a service is struck again and again while others commit and fetch; what was promised has to hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from select import select
 from typing import Any
 
 from milepost.errors import MilepostError
@@ -121,6 +122,7 @@ class Story:
             else:
                 self.told.missed.append(str(turn))
             if turn.leaves_service:
+                self._kill(self.trainer)
                 self._start_trainer(None)
                 before = len(notes(self.place, "acks"))
                 self._until(lambda: self._has_ended(self.trainer) or len(notes(self.place, "acks")) > before + 4)
@@ -156,9 +158,9 @@ class Story:
         """Serve once more, without a strike; let all stop by themselves, and compare the newest with what was told last."""
         if not self.trainer.lives:
             self._start_trainer(None)
-        before = len(notes(self.place, "acks"))
+        before = self._done()
         self._start_server(None)
-        self._until(lambda: len(notes(self.place, "acks")) > before + 5)
+        self._until(lambda: self._done()[0] > before[0] + 5 and self._done()[1] > before[1] + 4)
         (self.place / "stop-training").touch()
         self._ended(self.trainer, "the trainer")
         (self.place / "stop-sampling").touch()
@@ -198,24 +200,29 @@ class Story:
         self.sampler.start({**order, "place": str(self.place)})
 
     def _has_ended(self, nursery: Nursery) -> bool:
-        """Say whether a process has ended, after a moment. What it ended with, other than a kill, is kept as a loss."""
-        status = nursery.heard(TICK_S)
+        """Say whether a process has ended. What it ended with, other than a kill, is kept as a loss."""
+        status = nursery.heard(0)
         if status is not None and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
             self.told.lost.append(f"a process ended with status {status}: {nursery.output.read_text()[-2000:]}")
         return not nursery.lives
 
     def _until(self, is_so: Callable[[], bool]) -> bool:
-        """Wait until something is so, or until so much was committed that it will not be; return whether it is."""
-        before = len(notes(self.place, "acks")), len(notes(self.place, "fetched"))
+        """Look again and again whether something is so, until so much was done that it will not be; return whether it is."""
+        before = self._done()
         for _ in range(round(LONGEST_S / TICK_S)):
             if is_so():
                 return True
+            select([], [], [], TICK_S)
             others = [each for each in (self.server, self.trainer, self.sampler) if each.heard(0) not in (None, signal.SIGKILL)]
             self.told.lost += [f"a process ended by itself: {each.output.read_text()[-2000:]}" for each in others]
-            done = len(notes(self.place, "acks")) - before[0], len(notes(self.place, "fetched")) - before[1]
-            if (done[0] > ENOUGH and done[1] > 3) or self.told.lost:
+            done = self._done()
+            if (done[0] > before[0] + ENOUGH and done[1] > before[1] + 5) or self.told.lost:
                 return False
         raise Hang("nothing gets on:\n" + "\n".join(map(self._stacks, ("server", "trainer", "sampler"))))
+
+    def _done(self) -> tuple[int, int]:
+        """Return how many commits were acknowledged, and how many versions fetched."""
+        return len(notes(self.place, "acks")), len(notes(self.place, "fetched"))
 
     def _stacks(self, role: str) -> str:
         """Return where the threads of a process are."""

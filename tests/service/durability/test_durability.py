@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.at_length import AT_LENGTH
 from tests.service.durability.campaign import Setting, told_of
 from tests.service.durability.plans import CONNECTED, MEMORY, TO_DISK, every_point
 
@@ -22,8 +23,8 @@ def place() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [MEMORY, CONNECTED, TO_DISK], ids=lambda setting: setting.name)
 def test_what_was_promised_holds_whatever_is_killed_at_every_point(place: Path, setting: Setting) -> None:
-    """A real service, trainer and sampler: half a second for each of eighty strikes."""
-    turns = list(every_point(setting))
+    """A real service, trainer and sampler, and up to half a second for each of sixty strikes."""
+    turns = list(every_point(setting, twice=AT_LENGTH))
     told = told_of(place, setting, turns)
     assert told.lost == []
     assert told.missed == []

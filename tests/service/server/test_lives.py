@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -347,6 +348,23 @@ def test_where_nobody_has_served_and_where_the_record_is_damaged_that_is_said(ha
         read_endpoint(hall.root)
     hall.serve()
     assert not read_endpoint(hall.root).is_dead
+
+
+def test_who_listens_at_all_addresses_is_reached_from_here_and_from_elsewhere_by_its_name(hall: Hall) -> None:
+    with hall.life(ServiceSettings(memory_bytes=1, host="0.0.0.0", insecure=True)):
+        here = read_endpoint(hall.root)
+        assert here.reach == f"localhost:{here.port}"
+        with Speaker(here.reach, read_token(hall.root), "a") as speaker:
+            assert speaker.hello("sampler").run_id == here.run_id
+        assert replace(here, boot_id="another", machine="gpu-3").reach == f"gpu-3:{here.port}"
+        assert replace(here, address="gpu-4:5", boot_id="another").reach == "gpu-4:5"
+
+
+def test_of_a_process_of_another_container_nobody_says_that_it_is_dead(served: Hall) -> None:
+    gone = replace(read_endpoint(served.root), start_time=1)
+    assert gone.is_dead
+    assert not replace(gone, namespace="pid:[1]").is_dead
+    assert not replace(gone, boot_id="another").is_dead
 
 
 def test_a_run_has_one_name_for_good(hall: Hall) -> None:

@@ -6,10 +6,11 @@ import errno
 import json
 import logging
 import os
+import random
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ from milepost.service.transports.host_cache import HostCache, SharedLanding
 from milepost.service.transports.landing import PrivateLanding
 from milepost.service.transports.moving import Moved, Mover
 from milepost.testing.faults import run_in_child
+from tests.at_length import examples
+from tests.service.transports.besieging import besiege
 from tests.service.transports.reading import reading
 
 CHUNK = 256 << 10
@@ -93,6 +96,35 @@ def test_a_reader_that_is_killed_in_the_middle_leaves_its_chunks_to_the_next(tmp
         assert sorted(each["moved"] for each in said) == [0, SIZE // 2]
 
 
+def test_whoever_is_killed_and_whenever_nobody_has_other_bytes_and_the_bound_is_kept(tmp_path: Path) -> None:
+    by_chance, cache, limit_bytes = random.Random(7), tmp_path / CACHE, 3 * 2 * SIZE
+    versions = [version(number, slots=2) for number in range(4)]
+    with served(tmp_path, {blob: its for data, _ in versions for blob, its in data.items()}) as server:
+
+        def start() -> subprocess.Popen[str]:
+            return besiege(server.address, cache, limit_bytes, [parts for _, parts in versions], by_chance.randrange(1 << 30))
+
+        readers = [start() for _ in range(3)]
+        try:
+            for _ in range(examples(5, 100)):
+                at = by_chance.randrange(3)
+                for _ in range(by_chance.randrange(1, 20)):
+                    assert said_by(readers[at]) == "whole"
+                assert used_bytes(cache) <= limit_bytes
+                _end(readers[at])
+                readers[at] = start()
+        finally:
+            for reader in readers:
+                _end(reader)
+    HostCache(str(cache)).close()
+    assert list(cache.glob("*.bytes")) == []
+
+
+def _end(reader: subprocess.Popen[str]) -> None:
+    with reader:
+        reader.kill()
+
+
 def test_a_reader_that_is_alone_shares_nothing_unless_it_is_told_to_and_shares_once_there_is_another(tmp_path: Path) -> None:
     def cache() -> HostCache:
         return HostCache(str(tmp_path / CACHE), shares_alone=False)
@@ -127,7 +159,11 @@ def test_versions_in_turn_take_the_place_of_those_that_nobody_maps(tmp_path: Pat
 
 
 def used_bytes(cache: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in cache.glob("*.bytes"))
+    used = 0
+    for path in cache.glob("*.bytes"):
+        with suppress(FileNotFoundError):  # it goes while it is looked at
+            used += path.stat().st_blocks * 512
+    return used
 
 
 def test_what_is_mapped_stays_and_what_has_no_room_beside_it_is_not_shared(

@@ -61,7 +61,7 @@ def finder(
 
     def find() -> Target:
         endpoint = read_endpoint(named)
-        return Target(endpoint.address, token or read_token(named), trust or (Tls() if endpoint.is_tls else None))
+        return Target(endpoint.reach, token or read_token(named), trust or (Tls() if endpoint.is_tls else None))
 
     return find
 

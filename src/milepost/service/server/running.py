@@ -20,7 +20,7 @@ from milepost.errors import MilepostError, StoreError
 from milepost.service.adopting import SERVICE, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.service import Service
-from milepost.service.endpoint import Endpoint, this_process, write_endpoint
+from milepost.service.endpoint import Endpoint, namespace, this_process, write_endpoint
 from milepost.service.server.calls import Calls
 from milepost.service.server.happening import Happening
 from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
@@ -34,6 +34,7 @@ from milepost.service.server.token import keep_token
 from milepost.service.server.ways import Ways, engine_of
 from milepost.service.settings import ServiceSettings
 from milepost.service.transports.host import host_id
+from milepost.store.process import host_name
 
 TICK_S = 0.25
 SWEEP_TICKS = 240
@@ -76,7 +77,7 @@ async def run(
     was written down, and with what else happens.
     """
     storage, places = Storage.of(opened), Places()
-    limits = settings.core(opened.memory.free_bytes())
+    limits = settings.core(opened.memory.free_bytes() + opened.memory.used_bytes())
     core = Service(limits, opened.entries, opened.found.memory, opened.run_id)
     with ExitStack() as held:
         offers = offers_of(storage, settings, limits.memory_bytes)
@@ -123,6 +124,8 @@ def _endpoint(core: Service, settings: ServiceSettings, opened: Opened, ways: Wa
         boot_id=boot,
         pid=pid,
         start_time=start_time,
+        namespace=namespace(),
+        machine=host_name(),
         is_tls=settings.tls_cert is not None,
         has_token=settings.token is not None,
         bulk_port=port_of(ways.bulk),

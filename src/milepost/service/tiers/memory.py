@@ -21,6 +21,7 @@ from milepost.service.transports.base import Blob
 from milepost.store.posix import Posix, as_bytes, closing, discard, failures_of, read_all, write_all
 
 OWNER_NAME = "owner.json"
+_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class MemoryTier:
@@ -182,7 +183,7 @@ class MemoryTier:
         path = self._path(blob)
         with failures_of("open", path):
             try:
-                descriptor = self._posix.open_write(path) if to_write else self._posix.open_read(path)
+                descriptor = self._posix.perform("open_write", os.open, path, _WRITE) if to_write else self._posix.open_read(path)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise no_such_blob(blob, self.directory) from error
         with failures_of("close", path), closing(self._posix, descriptor):

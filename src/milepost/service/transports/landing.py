@@ -40,15 +40,15 @@ class PrivateLanding:
     """Land in ``into``, or in memory made for it. What is in it is not looked at: all is missing."""
 
     def __init__(self, chunks: Chunks, into: memoryview | None = None) -> None:
-        if into is not None and len(into) != chunks.size_bytes:
+        if into is not None and into.nbytes != chunks.size_bytes:
             raise UsageError(
                 "the memory for a part is not as large as the part",
                 kind="wrong-size",
                 hint="pass as many bytes as its chunks say, or none",
-                memory_bytes=len(into),
+                memory_bytes=into.nbytes,
                 part_bytes=chunks.size_bytes,
             )
-        self.memory = new_memory(chunks.size_bytes) if into is None else into
+        self.memory = new_memory(chunks.size_bytes) if into is None else into.cast("B")
         self._missing = set(range(len(chunks)))
         self._changing = threading.Lock()
 

@@ -37,12 +37,17 @@ class StreamTransport(Transport):
         stall_s: float = 30.0,
         slowest_bytes_s: float = SLOWEST_BYTES_S,
     ) -> None:
-        self._calls = CheckpointsStub(channel)  # type: ignore[no-untyped-call]
+        self._channel = channel
+        self._calls: Any = None
         self._metadata, self._caller = tuple(metadata), caller
         self._stall_s, self._slowest_bytes_s = stall_s, slowest_bytes_s
 
     def reach(self, source: Source) -> Link | None:
-        return None if source.transport != NAME else StreamLink(self)
+        if source.transport != NAME:
+            return None
+        if self._calls is None:  # not before it is needed: a fetch that maps what lies here takes not much longer than to make it
+            self._calls = CheckpointsStub(self._channel)  # type: ignore[no-untyped-call]
+        return StreamLink(self)
 
     def download(self, blob: Blob, start: int, size_bytes: int) -> Any:
         """Ask for bytes; the call yields pieces, and is to be cancelled in the end."""
