@@ -591,7 +591,11 @@ def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Pa
         assert milepost("fetch", root, "--to", tmp_path / "out", *trust).exit_code == 0
         stranger = milepost("status", root, "--tls-ca", keys / "stranger.pem")
         assert stranger.exit_code == 1
-        assert stranger.stdout.startswith("no answer from pid ")
+        assert stranger.stdout.startswith("no trust in what answers at ")
+        assert "--tls-ca names a file" in stranger.stdout
+        assert "kill" not in stranger.stdout
+        assert "unload" not in stranger.stdout  # it runs
+        assert milepost("rollback", root, "v1", *trust).stdout == "v1 (step 118) is live already\n"
 
 
 def test_where_versions_and_journal_lie_need_not_be_said_again(root: Path, tmp_path: Path) -> None:

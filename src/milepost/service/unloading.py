@@ -28,7 +28,7 @@ class Unloaded:
     directory: str
     freed_bytes: int
     spilled: tuple[Weights, ...] = ()
-    """Versions that were in memory only, and are on disk now; oldest first."""
+    """Versions that were in memory only, and are on disk now; newest first."""
 
 
 def unload(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Unloaded:
@@ -58,7 +58,8 @@ def unload(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Unlo
 
 def _spilled(opened: Opened) -> Iterator[Weights]:
     catalogue = Catalogue(opened.entries)
-    for at in sorted(opened.found.memory - opened.found.disk - catalogue.lost):
+    # The newest first: where the disk has room for one, it is the one that is live.
+    for at in sorted(opened.found.memory - opened.found.disk - catalogue.lost, reverse=True):
         weights = catalogue.weights[at]
         index = opened.memory.index(place_of_weights(weights))
         assert index is not None

@@ -288,7 +288,7 @@ class Shell:
         except MilepostError as error:
             if what not in self.failures:
                 self._heard(Failed(what, error))
-            self.failures[what] = f"{what}: {error}"
+            self.failures[what] = f"{what}: {_why(error)}"
             self.counts[f"failed.{what}"] += 1
             if pool is self._journal and (isinstance(error, ConflictError) or self.storage.journal.is_in_doubt):
                 self._fatal(error)
@@ -332,6 +332,12 @@ class Shell:
         """Give the threads up. What they still do is waited for."""
         self._journal.shutdown()
         self._workers.shutdown()
+
+
+def _why(error: MilepostError) -> str:
+    """Return what went wrong, and with what, in a line. The hints of a store are for who saves generations there."""
+    path = error.facts.get("path") or error.facts.get("name")
+    return f"{error.message} ({error.kind})" + (f": {path}" if path else "")
 
 
 def _internal(error: BaseException) -> InternalError:
