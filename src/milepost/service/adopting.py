@@ -127,11 +127,7 @@ def open_service(
         found = adopt(catalogue, memory, tier, sizes)
         sweep(found, memory, tier, keep=found.unknown if restored else ())
         _sweep_temporaries(store)
-        began = begin(entries, found.memory, found.disk)
-        if restored:
-            began = replace(began, term=began.term + RESTORED_TERMS)
-        journal.append([began])
-        entries.append(began)
+        _write_began(journal, entries, found, restored=restored)
         return Opened(
             root,
             journal.run_id,
@@ -146,6 +142,14 @@ def open_service(
             catalogue.live,
             held.pop_all(),
         )
+
+
+def _write_began(journal: Journal, entries: list[Entry], found: Found, *, restored: bool) -> None:
+    began = begin(entries, found.memory, found.disk)
+    if restored:
+        began = replace(began, term=began.term + RESTORED_TERMS)
+    journal.append([began])
+    entries.append(began)
 
 
 def adopt(

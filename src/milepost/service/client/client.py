@@ -183,8 +183,8 @@ class Client:
         commit: said again under it, by this process or the next, it is the same one.
 
         Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was
-        trained from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError`
-        (``not-written``), `UsageError` naming what cannot be saved. A version is visible whole or not at all.
+        trained from a version that was rolled back), `ConflictError` (``superseded``), `StoreError` (``not-written``),
+        `UsageError` naming what cannot be saved, or ``key-reused``. A version is visible whole or not at all.
         """
         dtype = check_dtype(publish_dtype)
         self._check()
