@@ -594,6 +594,10 @@ def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Pa
         assert stranger.stdout.startswith("no trust in what answers at ")
         assert "--tls-ca names a file" in stranger.stdout
         assert "kill" not in stranger.stdout
+        alone = subprocess.run(
+            [*MAIN, "status", str(root)], capture_output=True, env=environment(), timeout=FAILS_AFTER_S, check=False
+        )
+        assert (alone.returncode, alone.stderr) == (1, b"")  # gRPC has no say of its own
         assert "unload" not in stranger.stdout  # it runs
         assert milepost("rollback", root, "v1", *trust).stdout == "v1 (step 118) is live already\n"
 

@@ -79,7 +79,8 @@ def serve(root: str, restore: bool, log: Path | None, as_json: bool, bind: str, 
     """Say which weights are current, and hand them out: milepost serve runs/ppo
 
     Answers a trainer that commits weights and samplers that fetch them, until SIGTERM or Ctrl-C: then it takes nothing new, and
-    ends with 0. What it knows lies in ROOT/service; versions in memory outlive it, and are taken up again by the next start.
+    ends with 0. What it knows lies in ROOT/service; versions in memory outlive it, and are taken up again by the next start, or
+    given back by unload.
 
     Exits with 11 if another serves this root, or has taken it over; with 2 for a setting that cannot be.
     """
