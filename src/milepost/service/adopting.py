@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,19 +19,19 @@ from milepost.errors import ConflictError, CorruptError
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Entry, Weights
 from milepost.service.core.service import begin
+from milepost.service.endpoint import SERVICE
 from milepost.service.index import INDEX_NAME, Index, blob_of
 from milepost.service.journal import Journal
-from milepost.service.owners import owner_of, reap, take
-from milepost.service.snapshots import restore
+from milepost.service.owners import claim, owner_of, reap, take
+from milepost.service.snapshots import BELOW, restore
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
+from milepost.service.transports.host import SHARED
 from milepost.store.base import Store
 from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 
-SERVICE = "service"
 JOURNAL = "journal.sqlite3"
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - whose it is, is checked
 RESTORED_TERMS = 1_000
 """How many terms are passed over after a journal of yesterday was taken: those that have begun since it was written."""
 _LOOKERS = 4
@@ -89,7 +89,7 @@ def open_service(
     clock: Clock,
     *,
     run_id: str = "",
-    memory_base: str = SHARED_MEMORY,
+    memory_base: str = SHARED,
     journal_directory: str = "",
     disk: Store | None = None,
     wait_s: float = 0.0,
@@ -102,7 +102,8 @@ def open_service(
     network; ``restored`` goes back to the newest snapshot of the journal first. ``run_id`` is for a root without a journal.
 
     Raises `ConflictError` (kind ``held``) that names the service which has the root; what `Journal` raises; `CorruptError` (kind
-    ``journal-gone``) where there are versions and no journal: they are never swept then; `StoreError`.
+    ``journal-gone``) where there are versions or snapshots and no journal: they are never swept then; `ConflictError` (kind
+    ``not-ours``) where ``disk`` has those of another root; `StoreError`.
     """
     posix = posix or Posix()
     with ExitStack() as held:
@@ -114,34 +115,24 @@ def open_service(
         sizes = tier.sizes()
         is_known = os.path.lexists(path)
         if not is_known:
-            _refuse_gone(path, sizes)
+            _refuse_gone(path, store, sizes)
         journal = held.enter_context(Journal(path, clock, run_id))
         entries = journal.entries()
         if not entries:
-            _refuse_gone(path, sizes)
+            _refuse_gone(path, store, sizes)
         owner = owner_of(journal.run_id, store.root, path, journal.id)
+        claim(tier.store, owner)
         memory = MemoryTier(os.path.join(memory_base, owner.directory_name), posix)
         held.callback(take(memory, owner, posix).unlock)
         reaped = reap(memory_base, owner, posix)
         catalogue = Catalogue(entries)
         found = adopt(catalogue, memory, tier, sizes)
         sweep(found, memory, tier, keep=found.unknown if restored else ())
-        _sweep_temporaries(store)
+        for each in (store, tier.store):
+            _sweep_temporaries(each)
         _write_began(journal, entries, found, restored=restored)
-        return Opened(
-            root,
-            journal.run_id,
-            store,
-            journal,
-            entries,
-            memory,
-            tier,
-            found,
-            snapshot,
-            tuple(reaped),
-            catalogue.live,
-            held.pop_all(),
-        )
+        began_from = (tuple(reaped), catalogue.live, held.pop_all())
+        return Opened(root, journal.run_id, store, journal, entries, memory, tier, found, snapshot, *began_from)
 
 
 def _write_began(journal: Journal, entries: list[Entry], found: Found, *, restored: bool) -> None:
@@ -265,24 +256,26 @@ def _journal_path(store: LocalStore, directory: str) -> str:
     return os.path.join(os.path.abspath(directory), f"journal-{xxh3(os.path.realpath(store.root).encode())[:16]}.sqlite3")
 
 
-def _refuse_gone(path: str, sizes: Mapping[str, Mapping[str, int]]) -> None:
-    """Refuse to begin without a journal where there are versions: as none is known, all would be swept."""
+def _refuse_gone(path: str, store: Store, sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse to begin without a journal where there are versions, or copies of it: none of them would be of the new one.
+
+    The versions would be swept, as none is known; and of the copies the old ones would stay, which have more entries.
+    """
     versions = [place for place, blobs in sizes.items() if INDEX_NAME in blobs]
-    if versions:
+    copies = [*store.list(BELOW)]
+    if versions or copies:
         raise CorruptError(
-            "there are versions here, and the journal that says what they are is gone",
+            "the journal that was here is gone, and nothing else says what the versions are",
             kind="journal-gone",
             hint="milepost serve --restore goes back to its newest snapshot; was it kept elsewhere: --journal DIR",
             path=path,
             versions=len(versions),
+            snapshots=len(copies),
         )
 
 
-def _sweep_temporaries(store: LocalStore) -> None:
-    for entry in _temporaries(store):
-        store.delete(entry)
-
-
-def _temporaries(store: LocalStore) -> Iterator[str]:
-    """Yield what killed writes of whole names have left (`LocalStore.create`); nobody else writes while the guard is held."""
-    return (entry.name for entry in store.list("blobs/") if entry.name.endswith(".tmp"))
+def _sweep_temporaries(store: Store) -> None:
+    """Remove what killed writes of whole names have left (`LocalStore.create`); nobody else writes while the guard is held."""
+    for entry in store.list("blobs/"):
+        if entry.name.endswith(".tmp"):
+            store.delete(entry.name)

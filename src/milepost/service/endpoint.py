@@ -13,7 +13,8 @@ from milepost.errors import CorruptError, NotFoundError, StoreError
 from milepost.store.base import Store
 from milepost.store.process import boot_id, process_start_time
 
-DIRECTORY = "service"
+SERVICE = "service"
+"""The directory of all that a service keeps, in the root of its run."""
 ENDPOINT = "endpoint.json"
 TOKEN = "token"  # noqa: S105 - the name of a file
 
@@ -38,9 +39,10 @@ class Endpoint:
     """Whether it has ended in good order."""
     bulk_port: int = 0
     journal: str = ""
-    """The path of the journal."""
+    """The path of the journal; empty: it lies beside this file."""
     disk: str = ""
-    """In which store versions lie. Whoever begins next looks there for both, unless it is told to look elsewhere."""
+    """In which store versions lie; empty: beside this file. Whoever begins next looks there for both, unless it is told to look
+    elsewhere."""
     namespace: str = ""
     """Of process ids: in another one the same pid is another process."""
     machine: str = ""
@@ -87,7 +89,7 @@ def read_endpoint(root: str | os.PathLike[str]) -> Endpoint:
 
     Raises `NotFoundError` (kind ``no-service``) where none ever did; `CorruptError` (``damaged-record``) for a damaged file.
     """
-    path = Path(root) / DIRECTORY / ENDPOINT
+    path = Path(root) / SERVICE / ENDPOINT
     try:
         record = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -111,7 +113,7 @@ def decode_endpoint(record: bytes, what: str) -> Endpoint:
 
 def read_token(root: str | os.PathLike[str]) -> str | None:
     """Return the token of a run's service; None if there is none here."""
-    path = Path(root) / DIRECTORY / TOKEN
+    path = Path(root) / SERVICE / TOKEN
     try:
         return path.read_text(encoding="ascii").strip() or None
     except (FileNotFoundError, NotADirectoryError):

@@ -206,8 +206,10 @@ class Journal:
             if os.stat(self.path + "-wal").st_size < LOG_BYTES:
                 return
             self._connection.execute("PRAGMA busy_timeout = 0")  # who reads it just now is not waited for
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            try:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         except (OSError, sqlite3.Error) as error:
             logging.getLogger("milepost").warning("the journal's log could not be taken over into %s: %s", self.path, error)
 

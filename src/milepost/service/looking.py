@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.errors import ServiceError
-from milepost.service.adopting import SERVICE
 from milepost.service.asking import Asking, Reach
-from milepost.service.endpoint import Endpoint, read_endpoint
+from milepost.service.endpoint import SERVICE, Endpoint, read_endpoint
 from milepost.service.resting import at_rest, last_word
 from milepost.service.standing import Standing
 from milepost.store.lock import WRITER_LOCK, read_holder

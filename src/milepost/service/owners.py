@@ -1,4 +1,4 @@
-"""Say whose the versions in memory are, and remove those that are nobody's any more.
+"""Say whose the versions in memory and on disk are, and remove from memory those that are nobody's any more.
 
 Memory outlives the service, and nobody would free what a root leaves that is never served again. Whose a directory is lies in it,
 in a file that its service keeps locked for as long as it lives.
@@ -18,6 +18,7 @@ import msgspec
 from milepost.encode.digest import seal, unseal
 from milepost.errors import ConflictError, CorruptError, StoreError
 from milepost.service.tiers.memory import OWNER_NAME, MemoryTier
+from milepost.store.base import Store
 from milepost.store.lock import FileLock
 from milepost.store.posix import Posix, failures_of
 from milepost.store.process import boot_id
@@ -28,7 +29,7 @@ _RECORD_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Say whose a directory of versions in memory is."""
+    """Say whose a directory of versions is."""
 
     run_id: str
     root: str
@@ -44,6 +45,10 @@ class Owner:
         """Return the name of the directory: that of no other root, nor of a root that was begun anew under the same path."""
         named = hashlib.sha256(f"{self.root}\n{self.journal_id}".encode()).hexdigest()[:16]
         return f"{PREFIX}{''.join(letter for letter in self.run_id if letter.isalnum())[:12]}-{named}"
+
+    def encode(self) -> bytes:
+        """Return it as a sealed record."""
+        return seal(msgspec.json.encode(self))
 
 
 def owner_of(run_id: str, root: str, journal: str, journal_id: str) -> Owner:
@@ -64,11 +69,30 @@ def take(tier: MemoryTier, owner: Owner, posix: Posix) -> FileLock:
                 path=lock.path,
             )
         try:
-            lock.write(seal(msgspec.json.encode(owner)))
+            lock.write(owner.encode())
         except BaseException:
             lock.unlock()
             raise
     return lock
+
+
+def claim(store: Store, owner: Owner) -> None:
+    """Write down whose the versions of a store are, durably. Raises `ConflictError` (kind ``not-ours``) where they are another's.
+
+    To each of two services that share a store the versions of the other are strangers, which it would sweep.
+    """
+    if store.create(OWNER_NAME, owner.encode()):
+        return
+    other = _decoded(store.read(OWNER_NAME), f"{store.url}/{OWNER_NAME}")
+    if other.journal_id != owner.journal_id and other.root != owner.root:  # a root that was begun anew has its own again
+        raise ConflictError(
+            "the versions of another run lie in this store",
+            kind="not-ours",
+            hint="give each root a directory of its own: milepost serve --disk DIR",
+            store=store.url,
+            root=other.root,
+            run_id=other.run_id,
+        )
 
 
 def reap(base: str, mine: Owner, posix: Posix) -> list[str]:
@@ -135,9 +159,19 @@ def _read(path: str) -> Owner | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
-            return msgspec.json.decode(unseal(file.read(_RECORD_BYTES), path), type=Owner)
-    except (OSError, CorruptError, msgspec.MsgspecError):
+            return _decoded(file.read(_RECORD_BYTES), path)
+    except (OSError, CorruptError):
         return None  # not one of ours, or of a service that was killed while it began: it is taken by that one again
+
+
+def _decoded(record: bytes, what: str) -> Owner:
+    try:
+        return msgspec.json.decode(unseal(record, what), type=Owner)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        hint = "find out whose it is, and delete the record: the service that begins next writes it anew"
+        raise CorruptError(
+            "the record of whose versions these are is damaged", kind="damaged-record", hint=hint, what=what
+        ) from error
 
 
 def _namespace() -> str:

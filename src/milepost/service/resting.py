@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock, utc_text
 from milepost.errors import NotFoundError
-from milepost.service.adopting import JOURNAL, SERVICE, SHARED_MEMORY, Found, adopt
+from milepost.service.adopting import JOURNAL, Found, adopt
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Tier, Weights
 from milepost.service.core.service import begin
-from milepost.service.endpoint import ENDPOINT, Endpoint, read_endpoint
+from milepost.service.endpoint import ENDPOINT, SERVICE, Endpoint, read_endpoint
 from milepost.service.journal import Journal
 from milepost.service.owners import owner_of
 from milepost.service.standing import ComponentStanding, Standing, VersionStanding
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
+from milepost.service.transports.host import SHARED
 from milepost.store.local import LocalStore
 from milepost.store.posix import failures_of
 
@@ -43,7 +44,7 @@ class Rest:
         return tuple(tier for tier, versions in there if at in versions)
 
 
-def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Rest:
+def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED) -> Rest:
     """Read what the service of a run root has left.
 
     What lies in memory is read through and compared with its digests. Raises `NotFoundError` (kind ``no-service``), and what
@@ -65,7 +66,7 @@ def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> R
 @contextmanager
 def copied_journal(root: str, endpoint: Endpoint, clock: Clock) -> Iterator[tuple[str, Journal]]:
     """Open the journal of a service that may not run, and say where it is. Nothing is changed there. Raises as `read_rest`."""
-    path = endpoint.journal or os.path.join(root, SERVICE, JOURNAL)
+    path = _journal_path(root, endpoint)
     # SQLite writes beside what it reads, and a service may begin at any moment: it is a copy that is read.
     with tempfile.TemporaryDirectory(prefix="milepost-journal-") as scratch:
         _copy(root, path, scratch)
@@ -73,7 +74,7 @@ def copied_journal(root: str, endpoint: Endpoint, clock: Clock) -> Iterator[tupl
             yield path, journal
 
 
-def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Standing:
+def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED) -> Standing:
     """Return how a service stands that does not run. Raises as `read_rest`."""
     rest = read_rest(root, clock, memory_base=memory_base)
     catalogue = rest.catalogue
@@ -98,8 +99,8 @@ def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Sta
 
 def last_word(root: str, endpoint: Endpoint) -> str:
     """Return when a service has last written anything down, for people; empty if nobody knows."""
-    times = []
-    for path in (os.path.join(root, SERVICE, ENDPOINT), endpoint.journal, f"{endpoint.journal}-wal"):
+    times, journal = [], _journal_path(root, endpoint)
+    for path in (os.path.join(root, SERVICE, ENDPOINT), journal, f"{journal}-wal"):
         with suppress(OSError):
             times.append(os.stat(path).st_mtime_ns)
     return utc_text(max(times)) if times else ""
@@ -107,6 +108,10 @@ def last_word(root: str, endpoint: Endpoint) -> str:
 
 def _weights(catalogue: Catalogue, at: Commit | None) -> Weights | None:
     return None if at is None else catalogue.weights[at]
+
+
+def _journal_path(root: str, endpoint: Endpoint) -> str:
+    return endpoint.journal or os.path.join(root, SERVICE, JOURNAL)
 
 
 def _copy(root: str, path: str, scratch: str) -> None:

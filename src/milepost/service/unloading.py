@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from milepost.clock import Clock
 from milepost.errors import ConflictError, StoreError
-from milepost.service.adopting import SERVICE, SHARED_MEMORY, Opened, open_service
+from milepost.service.adopting import Opened, open_service
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Stored, Weights
-from milepost.service.endpoint import Endpoint, read_endpoint
+from milepost.service.endpoint import SERVICE, Endpoint, read_endpoint
 from milepost.service.index import place_of_weights
 from milepost.service.owners import give_back, owner_of
 from milepost.service.resting import copied_journal
 from milepost.service.tiers.memory import MemoryTier
 from milepost.service.tiers.spilling import spill
+from milepost.service.transports.host import SHARED
 from milepost.store.local import LocalStore
 from milepost.store.process import boot_id
 
@@ -31,7 +32,7 @@ class Unloaded:
     """Versions that were in memory only, and are on disk now; newest first."""
 
 
-def unload(root: str, clock: Clock, *, memory_base: str = SHARED_MEMORY) -> Unloaded:
+def unload(root: str, clock: Clock, *, memory_base: str = SHARED) -> Unloaded:
     """Give back what the service of a run root has left in this machine's memory; whoever has a version mapped keeps it.
 
     A version that is nowhere else is written to disk first, unless training has left it. If that fails all stays in memory. The

@@ -81,7 +81,7 @@ def unpack_commit(message: pb.Commit) -> Commit | None:
     """Read which version; None where the field is unset, or all of it is zero."""
     if message.term == 0 and message.number == 0:
         return None
-    return Commit(_bounded(message.term, "term"), _bounded(message.number, "number"))
+    return Commit(bounded(message.term, "term"), bounded(message.number, "number"))
 
 
 # What a version is.
@@ -104,7 +104,7 @@ def unpack_shard(message: pb.Shard, *, is_blob: bool = False) -> tuple[Shard, Ch
         raise bad_message("a part may not have this name", slot=message.slot[:MAX_NAME])
     if not 0 < message.chunk_bytes <= MAX_CHUNK_BYTES:
         raise bad_message(f"a chunk has 1 to {MAX_CHUNK_BYTES} bytes", slot=message.slot, chunk_bytes=message.chunk_bytes)
-    chunks = Chunks(_bounded(message.size_bytes, "size"), message.chunk_digests, message.chunk_bytes)
+    chunks = Chunks(bounded(message.size_bytes, "size"), message.chunk_digests, message.chunk_bytes)
     if not chunks.is_sound or chunks.digest != message.digest:
         raise bad_message("the digests of the chunks do not add up to the part's", slot=message.slot)
     return Shard(message.slot, chunks.size_bytes, chunks.digest), chunks
@@ -157,7 +157,7 @@ def _unpack_told(message: pb.Shard) -> tuple[Shard, Chunks | None]:
         return unpack_shard(message)
     if not is_slot(message.slot):
         raise bad_message("a part may not have this name", slot=message.slot[:MAX_NAME])
-    return Shard(message.slot, _bounded(message.size_bytes, "size"), message.digest), None
+    return Shard(message.slot, bounded(message.size_bytes, "size"), message.digest), None
 
 
 def pack_source(source: Source) -> pb.Source:
@@ -170,7 +170,8 @@ def unpack_sources(messages: Iterable[pb.Source]) -> tuple[Source, ...]:
     return tuple(Source(each.transport, each.address, each.host) for each in messages)
 
 
-def _bounded(value: int, what: str) -> int:
+def bounded(value: int, what: str) -> int:
+    """Return a number that may be counted on with: from 0 up, within 64 bits."""
     if not 0 <= value < _INT64:
         raise bad_message(f"a {what} is out of all bounds", value=value)
     return value

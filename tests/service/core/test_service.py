@@ -565,3 +565,17 @@ def test_what_a_reader_has_is_kept_for_it_also_by_a_service_that_did_not_give_it
     assert world.service.reads(S1) == (first.at,)
     world.say(Release(S1, first.at))
     assert world.service.reads(S1) == ()
+
+
+def test_what_is_about_to_leave_memory_is_not_written_to_disk_from_there() -> None:
+    world = World(Settings(100, memory_keep=1, disk_keep=1))
+    world.join(T1, "trainer", 1)
+    for number in (1, 2, 3):
+        world.begin(T1, f"k{number}", number, {"all": 1})
+        world.bring(T1, f"k{number}", Shard("all", 1, f"k{number}"))
+        world.record()
+    assert [erase.at.number for erase in world.erasing] == [2]
+    world.finish(T1, "k2", durable=True)
+    world.spill()
+    world.settle_down()
+    assert isinstance(world.finish(T1, "k2", durable=True), Done)  # by the one that it led to

@@ -78,10 +78,18 @@ class Interleavings(RuleBasedStateMachine):
         self.world.release(*data.draw(st.sampled_from(list(self.world.leases))))
 
     @precondition(lambda self: self.callers)
-    @rule(data=st.data())
-    def beat(self, data: st.DataObject) -> None:
-        caller = self.who(data, "sampler")
-        self.world.say(Heartbeat(caller, frozenset(at for (reader, at) in self.world.leases if reader == caller)))
+    @rule(data=st.data(), claims=st.booleans(), drops=st.booleans(), twice=st.booleans())
+    def beat(self, data: st.DataObject, claims: bool, drops: bool, twice: bool) -> None:
+        caller, world = self.who(data, "sampler"), self.world
+        if drops and world.leases:
+            world.leases.pop(data.draw(st.sampled_from(list(world.leases))))  # what gave it was not heard, perhaps
+        if claims and world.visible:
+            world.claim(caller, data.draw(st.sampled_from(sorted(world.visible))))  # of the service before, perhaps
+        reads = frozenset(at for (reader, at) in world.leases if reader == caller)
+        for _ in range(1 + twice):
+            world.say(Heartbeat(caller, reads))
+        if twice:
+            assert {*world.service.reads(caller)} == reads, "who says twice what it has has that, and no more"
 
     @precondition(lambda self: self.world.visible)
     @rule(data=st.data())
@@ -129,11 +137,12 @@ class Interleavings(RuleBasedStateMachine):
     def crash(self, host: bool, landed: bool, now: int) -> None:
         if now:
             return  # a run is mostly longer than that
-        durable = self.world.service.catalogue.durable
+        durable, held = self.world.service.catalogue.durable, {*self.world.service.catalogue.held}
         self.world.crash(host=host, record_landed=landed)
         catalogue = self.world.service.catalogue
         if durable is not None and not landed:
             assert catalogue.durable == durable, "what was durable is where recovery begins"
+        assert landed or catalogue.held == held, "who holds holds over the end of the service"
 
     @invariant()
     def what_is_lost_stays_lost(self) -> None:

@@ -132,9 +132,11 @@ class World:
             case Spill(at):
                 assert self.spilling is None
                 assert at in self.memory
+                assert Erase(at, "memory") not in self.erasing, "it is about to be gone"
                 self.spilling = action
             case Erase(at, tier):
                 assert not any(held == at for (_, held) in self.leases), "a reader has it"
+                assert (at, tier) != (self.spilling and self.spilling.at, "memory"), "it is being written to disk"
                 self.erasing.append(action)
 
     def _answered(self, request: str, answer: Answer) -> None:
@@ -154,6 +156,7 @@ class World:
             lease = event.caller, answer.weights.at
             self.granted[lease] = [*self.granted.get(lease, []), request] if lease in self.leases else [request]
             self.leases[lease] = answer.tiers
+            assert self.service.last(event.caller) == answer.weights.at
         if isinstance(answer, Done):
             assert any(isinstance(entry, Committed) and entry.weights == answer.weights for entry in self.entries)
             if answer.durable:
@@ -243,6 +246,13 @@ class World:
         self.leases.pop((caller, at), None)
         self.say(Release(caller, at))
 
+    def claim(self, caller: Caller, at: Commit) -> None:
+        """Have a version that this service has not given, and is about to hear of."""
+        tiers = self.service.tiers(at)
+        if tiers and self._is_current(caller):
+            self.granted[caller, at] = []
+            self.leases[caller, at] = tiers
+
     def hold(self, caller: Caller) -> Answer | None:
         return self.ask(lambda request: Hold(request, caller))
 
@@ -289,6 +299,8 @@ class World:
                 or isinstance(last, RolledBack | Began)
                 or any(isinstance(entry, Committed) and entry.weights.at == catalogue.live for entry in self.entries[-2:])
             ), "the live pointer went back, and nothing says why"
+        for caller, at in self.leases:
+            assert at in self.service.reads(caller), "what somebody reads is known to be read"
         held = sum(size for tier, _, size in self.staged.values() if tier == "memory")
         held += sum(self.visible[at].size_bytes for at in self.memory)
         assert held <= max(self.settings.memory_bytes, 0), "memory is bounded"

@@ -329,6 +329,13 @@ def test_a_part_in_two_versions_is_somebody_elses(served: Hall) -> None:
     assert refused(lambda: trainer.arrived("k", "weights", bytes(len(DATA)))) == "shard-differs"
 
 
+def test_who_is_refused_does_not_change_where_its_component_is_said_to_run(served: Hall) -> None:
+    first = served.trainer("1", 1, machine="a")
+    second = served.trainer("2", 2, machine="b", pid=7)
+    assert refused(lambda: first.hello(machine="a")) == "superseded"
+    assert [(each.machine, each.pid) for each in second.status().components] == [("b", 7)]
+
+
 def test_a_message_that_is_too_large_is_refused_unread_and_the_next_is_answered(served: Hall) -> None:
     trainer = served.trainer()
     with pytest.raises(grpc.RpcError) as caught:

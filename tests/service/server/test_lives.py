@@ -15,11 +15,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from milepost.clock import SystemClock
 from milepost.errors import ConflictError, CorruptError, MilepostError, NotFoundError, StoreError, UsageError
 from milepost.service import wire
 from milepost.service.endpoint import ENDPOINT, TOKEN, read_endpoint, read_token
 from milepost.service.index import Chunks
 from milepost.service.proto import service_pb2 as pb
+from milepost.service.resting import at_rest
 from milepost.service.server.serving import Server
 from milepost.service.settings import ServiceSettings
 from milepost.service.tiers.memory import MemoryTier
@@ -61,6 +63,18 @@ def test_a_server_that_begins_anew_has_what_was_in_memory_and_on_disk(hall: Hall
     assert taken.weights == second
     assert sampler.download(taken.weights) == DATA[::-1]
     assert sampler.download(sampler.fetch(want="exact", at=first.at).take.weights) == DATA
+
+
+def test_a_root_that_was_moved_has_what_it_had(hall: Hall) -> None:
+    with hall.life():
+        hall.trainer().commit("k1", 1, {"weights": DATA}, durable=True)
+    before, hall.root = hall.root, hall.root.with_name("moved")
+    before.rename(hall.root)
+    assert at_rest(str(hall.root), SystemClock(), memory_base=str(hall.shm)).durable is not None
+    with hall.life():
+        sampler = hall.sampler()
+        assert sampler.download(sampler.fetch().take.weights) == DATA
+    assert not before.exists()
 
 
 def test_what_the_host_took_with_it_is_lost_and_the_durable_version_is_live(hall: Hall) -> None:
@@ -314,6 +328,10 @@ def test_the_token_is_its_owners_alone_and_stays_over_restarts(hall: Hall) -> No
         assert len(token) >= 32
         path = hall.root / "service" / TOKEN
         assert path.stat().st_mode & 0o777 == 0o600
+    written_ns = path.stat().st_mtime_ns
+    with hall.life() as server:
+        assert server.token == token
+        assert path.stat().st_mtime_ns == written_ns  # who reads it while a service begins finds it whole
     path.write_text("cut")
     path.chmod(0o644)
     with hall.life() as server:

@@ -14,6 +14,7 @@ from milepost.errors import StoreError
 from milepost.service.journal import Journal
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.settings import ServiceSettings
+from milepost.service.snapshots import Snapshot
 from milepost.service.tiers.memory import MemoryTier
 from tests.service.server.conftest import Hall, until
 from tests.service.server.speaking import Speaker, arrived_request, refusal
@@ -208,6 +209,16 @@ def test_a_fault_of_our_own_ends_the_service_with_an_error_and_the_next_one_has_
     assert hall.trainer("2", 2, step=9).status().live.step == 2
 
 
+def test_time_goes_on_while_a_copy_of_the_journal_is_waited_for(hall: Hall, gated: Any) -> None:
+    copying = gated(Snapshot, "keep")
+    hall.serve(ServiceSettings(memory_bytes=1 << 20, commit_timeout_s=0.05))
+    copying.wait()
+    trainer = hall.trainer()
+    trainer.begin("k", 1, {"weights": DATA})
+    until(lambda: trainer.status().memory_bytes == 0)
+    copying.open()
+
+
 def test_a_commit_whose_parts_do_not_come_in_time_is_given_up(hall: Hall) -> None:
     hall.serve(ServiceSettings(memory_bytes=1 << 20, commit_timeout_s=0.05))
     trainer = hall.trainer()
@@ -227,3 +238,69 @@ def test_the_service_is_as_it_was_after_a_thousand_calls_that_were_broken_off(se
     until(lambda: trainer.status().counts["waiting"] == 0)
     after = trainer.status()
     assert (after.versions, after.memory_bytes, after.live) == (before.versions, before.memory_bytes, before.live)
+
+
+def test_a_look_whose_call_was_broken_off_speaks_for_the_bytes_that_it_saw_and_no_others(hall: Hall, gated: Any) -> None:
+    with hall.life():
+        trainer = brought(hall)
+        looking = gated(MemoryTier, "wrong")
+        first = later(trainer, "Arrived", arrived_request(trainer.caller, "k", "weights", DATA))
+        looking.wait()
+        first.cancel()
+        until(lambda: trainer.status().counts["looking"] == 0)
+        second = later(trainer, "Arrived", arrived_request(trainer.caller, "k", "weights", DATA[::-1]))
+        until(lambda: trainer.status().counts["looking"] == 1)
+        looking.open()
+        assert kind_of(second) == "shard-differs"
+        trainer.arrived("k", "weights", DATA)
+        trainer.finish("k")
+    hall.serve()
+    sampler = hall.sampler()
+    assert sampler.download(sampler.fetch().take.weights) == DATA
+
+
+def test_of_what_nobody_knows_whether_it_is_written_down_nobody_is_told_that_it_was_not_done(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = hall.life()
+    life.__enter__()
+    trainer = brought(hall)
+
+    def fail(journal: Journal, _: object) -> None:
+        journal._doubt = StoreError("the sync failed", kind="io", retryable=False, hint="")
+        raise journal._doubt
+
+    monkeypatch.setattr(Journal, "append", fail)
+    finished = later(trainer, "Finish", pb.FinishRequest(caller=trainer.caller, key="k", wait_ms=60_000))
+    until(lambda: trainer.status().counts["waiting"] == 1)
+    trainer.arrived("k", "weights", DATA)
+    assert kind_of(finished) == "ending"
+    hall.server.wait()
+    with pytest.raises(StoreError, match="the sync failed"):
+        life.__exit__(None, None, None)
+    assert [*hall.shm.glob(f"milepost-*/{trainer.place}/weights.safetensors")]  # the next one may have to have it
+
+
+def test_a_fault_in_a_decision_ends_the_service_whoevers_call_it_is(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = hall.life()
+    life.__enter__()
+    trainer = hall.trainer()
+    monkeypatch.setattr("milepost.service.core.service.Service._roll_back", lambda *_: 1 // 0)
+    trainer.waits = False
+    with pytest.raises(grpc.RpcError):
+        trainer.say("RollBack", pb.RollBackRequest(caller=trainer.caller, number=1, key="r"))
+    with pytest.raises(Exception, match="the service failed") as caught:
+        life.__exit__(None, None, None)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_blob_that_was_erased_under_who_brings_it_is_begun_anew(served: Hall) -> None:
+    trainer = served.trainer()
+    trainer.begin("k", 1, {"weights": DATA})
+    trainer.upload("weights", DATA)
+    for path in served.shm.glob(f"milepost-*/{trainer.place}/weights.safetensors"):
+        path.unlink()
+    assert refused(lambda: trainer.upload("weights", DATA)) == "no-such-blob"
+    trainer.upload("weights", DATA)
+    trainer.arrived("k", "weights", DATA)
+    assert trainer.finish("k").weights.at.number == 1

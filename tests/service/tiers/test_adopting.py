@@ -23,6 +23,7 @@ from milepost.service.snapshots import Snapshot
 from milepost.service.tiers.memory import MemoryTier
 from milepost.service.tiers.spilling import spill
 from milepost.service.transports.base import Blob
+from milepost.store.local import LocalStore
 from milepost.store.posix import Posix
 from milepost.store.process import boot_id
 from milepost.testing.faults import run_and_kill
@@ -167,6 +168,28 @@ def test_the_journal_may_lie_elsewhere_and_is_that_of_one_root_only(base: Path, 
     assert "--journal DIR" in caught.value.hint
 
 
+def test_two_roots_do_not_share_a_disk(base: Path, tmp_path: Path) -> None:
+    disk = LocalStore(tmp_path / "disk", clock)
+    with opened(tmp_path, disk=disk) as service:
+        commit(service, 1, to_disk=True)
+        place = service.disk.places()
+        (tmp_path / "disk" / "blobs").mkdir(exist_ok=True)
+        (tmp_path / "disk" / "blobs" / "index.json-t0-1.tmp").write_bytes(b"what a kill has left")
+    with pytest.raises((ConflictError, CorruptError)):
+        open_service(str(tmp_path / "other"), clock, memory_base=str(base), disk=disk)
+    service.disk.erase(place[0])  # also where there happens to be none just now
+    with pytest.raises(ConflictError) as caught:
+        open_service(str(tmp_path / "other"), clock, memory_base=str(base), disk=disk)
+    assert (caught.value.kind, caught.value.facts["root"]) == ("not-ours", str(tmp_path / "run" / "service"))
+    with opened(tmp_path, disk=disk):
+        assert [*(tmp_path / "disk" / "blobs").iterdir()] == []
+    (tmp_path / "run" / "service" / "journal.sqlite3").unlink()
+    with opened(tmp_path, disk=disk) as service:  # a root that is begun anew has its own again
+        commit(service, 1, to_disk=True)
+    with opened(tmp_path, disk=disk) as service:
+        assert service.found.disk == {Commit(1, 1)}
+
+
 def test_versions_without_a_journal_are_never_swept(base: Path, tmp_path: Path) -> None:
     with opened(tmp_path) as service:
         commit(service, 1, to_disk=True)
@@ -180,6 +203,20 @@ def test_versions_without_a_journal_are_never_swept(base: Path, tmp_path: Path) 
             opened(tmp_path)
         assert (caught.value.kind, caught.value.facts["versions"]) == ("journal-gone", 1)
     assert [entry.name for entry in (tmp_path / "run" / "service" / "versions").iterdir()] == place
+
+
+def test_copies_of_a_journal_that_is_gone_are_not_left_to_another(base: Path, tmp_path: Path) -> None:
+    with opened(tmp_path) as service:
+        commit(service, 1)
+        Snapshot.of(service.journal).keep(service.store)
+        path = Path(service.journal.path)
+    path.unlink()
+    with pytest.raises(CorruptError) as caught:
+        opened(tmp_path)
+    assert (caught.value.kind, caught.value.facts["snapshots"]) == ("journal-gone", 1)
+    assert not path.exists()
+    with opened(tmp_path, restored=True) as service:
+        assert service.found.memory == {Commit(1, 1)}
 
 
 def test_a_damaged_journal_goes_back_to_its_snapshot_and_sweeps_nothing_that_is_whole(base: Path, tmp_path: Path) -> None:

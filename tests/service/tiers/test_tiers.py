@@ -9,7 +9,7 @@ import pytest
 
 from milepost.clock import SystemClock
 from milepost.errors import CorruptError, NotFoundError, UsageError
-from milepost.service.index import INDEX_NAME, blob_of
+from milepost.service.index import INDEX_NAME, blob_of, delta_of, is_slot
 from milepost.service.tiers.disk import DiskTier
 from milepost.service.tiers.memory import MemoryTier
 from milepost.service.transports.base import Blob
@@ -117,6 +117,16 @@ def test_a_blob_that_is_begun_anew_has_nothing_of_the_one_before(tier: Tier) -> 
     into = bytearray(3)
     tier.read_into(blob, 0, memoryview(into))
     assert into == b"xyz"
+
+
+@pytest.mark.parametrize("slot", ["weights", "_x", "0", "a.b-c_d", "x" * 128])
+def test_whatever_a_part_may_be_called_its_blob_may_be_called(tier: Tier, slot: str) -> None:
+    assert is_slot(slot)
+    for name in (blob_of(slot), delta_of(slot, 2**62)):
+        tier.new_blob(Blob("place", name), 1)
+        tier.write(Blob("place", name), 0, b"x")
+        tier.finish(Blob("place", name))
+        assert tier.size(Blob("place", name)) == 1
 
 
 def test_what_is_erased_is_gone_and_can_be_brought_anew(tier: Tier) -> None:

@@ -77,7 +77,8 @@ class Shelves:
         catalogue, settings = self._desk.catalogue, self._desk.settings
         disk_rests = self._desk.now_ns < self._again_ns
         if self._spilling is None and not disk_rests:
-            self._spilling = keeping.next_spill(catalogue, settings, self._memory, wanted)
+            stays = [at for at in self._memory if (at, "memory") not in self._erasing]
+            self._spilling = keeping.next_spill(catalogue, settings, stays, wanted)
             if self._spilling is not None:
                 self._desk.do(Spill(self._spilling))
         busy = {*in_use, *wanted} if self._spilling is None else {*in_use, *wanted, self._spilling}

@@ -44,15 +44,19 @@ class Staging:
         here = self.shards.get(shard.slot)
         if here == shard:
             return None
-        facts = {"key": self.begin.key, "slot": shard.slot}
         if dict(self.begin.sizes).get(shard.slot) != shard.size_bytes:
-            hint = "begin with the slots and sizes that are then brought"
+            hint, facts = "begin with the slots and sizes that are then brought", {"key": self.begin.key, "slot": shard.slot}
             return Refused("not-announced", "this part was announced otherwise, or not at all", hint, facts)
         if here is not None:
-            hint = "one process brings a slot; two that do are two trainers with one incarnation"
-            return Refused("shard-differs", "this part is here already, with other bytes", hint, facts)
+            return differs(self.begin.key, shard.slot)
         self.shards[shard.slot] = shard
         return None
+
+
+def differs(key: str, slot: str) -> Refused:
+    """Refuse a part that is here already, and was another."""
+    hint = "one process brings a slot; two that do are two trainers with one incarnation"
+    return Refused("shard-differs", "this part is here already, with other bytes", hint, {"key": key, "slot": slot})
 
 
 def check_sizes(begin: Begin) -> Refused | None:

@@ -9,6 +9,7 @@ from typing import Any
 from milepost.errors import NotFoundError
 from milepost.service.core.events import Caller, Refused
 from milepost.service.core.records import Commit, Shard, Weights
+from milepost.service.core.staging import differs
 from milepost.service.deltas.taking import take_told
 from milepost.service.index import Chunks, blob_of, delta_of, place_of_weights
 from milepost.service.server.places import Incoming
@@ -36,10 +37,15 @@ async def arrive(
     with shell.counted("looking"):
         while shard.slot in incoming.looks:  # one looks at a time; what it finds may be what this call is about
             await asyncio.wait([incoming.looks[shard.slot]])
-        if shard.slot in incoming.chunks:
-            return  # it was looked at before; the core says whether it is the same
-        wrong = await _looked(incoming, shard.slot, _look(shell, incoming, shard.slot, chunks, told))
-    if wrong and shell.places.is_incoming(incoming):  # else it was given up meanwhile, and the core says how
+        wrong: tuple[int, ...] = ()
+        seen = incoming.chunks.get(shard.slot)
+        if seen is None:
+            wrong = await _looked(incoming, shard.slot, _look(shell, incoming, shard.slot, chunks, told))
+    if not shell.places.is_incoming(incoming):
+        return  # it was given up meanwhile, or is visible already, and the core says which
+    if seen is not None and seen.digest != shard.digest:
+        raise Refusal(differs(key, shard.slot))  # who had it looked at went away perhaps, and the core has not heard of it
+    if wrong:
         facts = {"slot": shard.slot, "chunks": ", ".join(map(str, wrong[:_TOLD])), "damaged": len(wrong), "of": len(chunks)}
         hint = "bring these chunks again, then say once more that it has arrived"
         raise Refusal(Refused("damaged-shard", "the bytes that are here are not those that were meant", hint, facts))
@@ -78,7 +84,7 @@ def _wrong(storage: Storage, incoming: Incoming, slot: str, chunks: Chunks) -> t
     tier, blob = storage.tier(incoming.tier), Blob(incoming.place, blob_of(slot))
     is_right = False
     try:
-        if not chunks.size_bytes and slot not in incoming.begun:
+        if not chunks.size_bytes:
             tier.new_blob(blob, 0)  # nothing had to be brought
         tier.finish(blob)
         wrong = tier.wrong(blob, chunks)

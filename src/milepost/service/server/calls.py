@@ -54,7 +54,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 MAX_UNDER_WAY = 1024
 MAX_KEYS = 1024
 MAX_WAIT_S = 3600.0
-_MAX_INT = 2**62
 _SHORT = ("Heartbeat", "Goodbye", "Abort", "Release", "Status")
 """Calls that are answered at once, however many others wait: without them a reader would be taken for dead in a flood."""
 
@@ -126,10 +125,10 @@ class Calls(CheckpointsServicer):
             facts = {"run_id": self._run_id, "asked_for": request.run_id}
             hint = "connect to the root of that run; its service/endpoint.json says where its service listens"
             raise Refusal(Refused("other-run", "this is the service of another run", hint, facts))
-        _bounded(request.epoch, "epoch")
+        wire.bounded(request.epoch, "epoch")
         step = request.step if request.HasField("step") else None
-        self._report.joins(caller, request.host[: wire.MAX_NAME], request.machine[: wire.MAX_NAME], request.pid)
         welcome = await self._ask(Welcome, lambda name: Hello(name, caller, role, request.epoch, step))
+        self._report.joins(caller, request.host[: wire.MAX_NAME], request.machine[: wire.MAX_NAME], request.pid)
         return pb.Welcome(
             live=wire.pack_commit(welcome.live),
             durable=wire.pack_commit(welcome.durable),
@@ -165,9 +164,9 @@ class Calls(CheckpointsServicer):
     @call
     async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.Bring:
         caller, key = wire.unpack_caller(request.caller), wire.check_name(request.key, "key")
-        sizes = tuple((_slot(each.slot), _bounded(each.size_bytes, "size")) for each in _slots(request))
-        _bounded(request.step, "step")
-        _bounded(request.commit_timestamp, "commit_timestamp")
+        sizes = tuple((_slot(each.slot), wire.bounded(each.size_bytes, "size")) for each in _slots(request))
+        wire.bounded(request.step, "step")
+        wire.bounded(request.commit_timestamp, "commit_timestamp")
         under_way = len(self._shell.core.under_way())
         if under_way >= MAX_UNDER_WAY and self._shell.places.of_key(caller, key) is None:
             hint = "finish or abort those that are under way"
@@ -203,7 +202,7 @@ class Calls(CheckpointsServicer):
         caller, key = wire.unpack_caller(request.caller), wire.check_name(request.key, "key")
         shard, chunks = wire.unpack_shard(request.shard)
         base = wire.unpack_commit(request.base)
-        told = None if base is None else (base, _bounded(request.told.size_bytes, "size"))
+        told = None if base is None else (base, wire.bounded(request.told.size_bytes, "size"))
         await arrive(self._shell, caller, key, shard, chunks, told)
         await self._ask(Accepted, lambda name: Arrived(name, caller, key, shard))
         return pb.Accepted()
@@ -225,7 +224,7 @@ class Calls(CheckpointsServicer):
     @call
     async def Link(self, request: pb.LinkRequest, context: Context) -> pb.Accepted:
         caller, at = wire.unpack_caller(request.caller), _at(request.at)
-        _bounded(request.generation, "generation")
+        wire.bounded(request.generation, "generation")
         await self._ask(Accepted, lambda name: Link(name, caller, at, request.generation))
         return pb.Accepted()
 
@@ -328,12 +327,6 @@ def _slot(slot: str) -> str:
     if not is_slot(slot):
         raise wire.bad_message("a part may not have this name", slot=slot[: wire.MAX_NAME])
     return slot
-
-
-def _bounded(value: int, what: str) -> int:
-    if not 0 <= value <= _MAX_INT:
-        raise wire.bad_message(f"a {what} is out of all bounds", value=value)
-    return value
 
 
 def _at(message: pb.Commit) -> Commit:

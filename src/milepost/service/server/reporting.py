@@ -24,7 +24,7 @@ class Report:
         self._homes: dict[str, tuple[Caller, str, str, int]] = {}
 
     def joins(self, caller: Caller, host: str, machine: str, pid: int) -> None:
-        """Note where a process runs that is about to join."""
+        """Note where a process runs that has joined."""
         self._homes[caller.component] = caller, host, machine, pid
 
     async def status(self) -> pb.StatusReply:

@@ -17,10 +17,10 @@ import grpc.aio
 
 from milepost.clock import Clock
 from milepost.errors import MilepostError, StoreError
-from milepost.service.adopting import SERVICE, Opened
+from milepost.service.adopting import JOURNAL, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.service import Service
-from milepost.service.endpoint import Endpoint, namespace, this_process, write_endpoint
+from milepost.service.endpoint import SERVICE, Endpoint, namespace, this_process, write_endpoint
 from milepost.service.server.calls import Calls
 from milepost.service.server.happening import Happening
 from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
@@ -129,8 +129,9 @@ def _endpoint(core: Service, settings: ServiceSettings, opened: Opened, ways: Wa
         is_tls=settings.tls_cert is not None,
         has_token=settings.token is not None,
         bulk_port=port_of(ways.bulk),
-        journal=opened.journal.path,
-        disk=opened.disk.store.url,
+        # What lies in the root is found wherever that is moved to.
+        journal="" if os.path.basename(opened.journal.path) == JOURNAL else opened.journal.path,
+        disk="" if opened.disk.store is opened.store else opened.disk.store.url,
     )
 
 
@@ -152,10 +153,11 @@ async def _live(shell: Shell, ending: Ending, lease_ns: int) -> None:
         shell.tick()
         shell.look_around(lease_ns)
         ticks += 1
+        # Neither is waited for: a disk that hangs is no reason for time to stand still.
         if ticks % SWEEP_TICKS == 0:
-            await shell.sweep()
+            shell.begin("sweep", shell.sweep)
         if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too
-            await shell.snapshot()
+            shell.begin("snapshot", shell.snapshot)
 
 
 def memory_gone(directory: str) -> StoreError:

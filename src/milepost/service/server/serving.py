@@ -12,14 +12,15 @@ from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import StoreError
-from milepost.service.adopting import SERVICE, SHARED_MEMORY, Found, Opened, open_service
+from milepost.service.adopting import Found, Opened, open_service
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Weights
-from milepost.service.endpoint import Endpoint
+from milepost.service.endpoint import SERVICE, Endpoint
 from milepost.service.server.happening import Happening
 from milepost.service.server.listening import endpoint_before
 from milepost.service.server.running import Ending, run
 from milepost.service.settings import ServiceSettings
+from milepost.service.transports.host import SHARED
 from milepost.store.local import LocalStore
 from milepost.threads import Member
 
@@ -34,7 +35,7 @@ def serve(
     ready: Callable[[Server], None] | None = None,
     heard: Heard = lambda _: None,
     restored: bool = False,
-    memory_base: str = SHARED_MEMORY,
+    memory_base: str = SHARED,
     clock: Clock | None = None,
 ) -> None:
     """Serve the run below ``root`` until SIGTERM or SIGINT; then answer whoever waits, and return. For the main thread.
@@ -85,7 +86,7 @@ class Server:
         run_id: str = "",
         heard: Heard = lambda _: None,
         restored: bool = False,
-        memory_base: str = SHARED_MEMORY,
+        memory_base: str = SHARED,
         clock: Clock | None = None,
     ) -> None:
         self._heard = heard

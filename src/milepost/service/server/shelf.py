@@ -51,7 +51,13 @@ class Shelf:
                 if blob.name not in incoming.begun:
                     tier.new_blob(blob, incoming.sizes[slot])
                     incoming.begun.add(blob.name)
-            tier.write(blob, start, data)
+            try:
+                tier.write(blob, start, data)
+            except (
+                NotFoundError
+            ):  # it was erased with what was there before, or condemned by a disk: the next piece begins it anew
+                incoming.begun.discard(blob.name)
+                raise
 
     def open_file(self, blob: Blob) -> int | None:
         """Return a descriptor to read a blob from, the caller's to close; None where it is no file: in a store.

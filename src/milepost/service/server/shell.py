@@ -85,6 +85,7 @@ class Shell:
         self._open: dict[Request, tuple[asyncio.Future[Answer], Event]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._erasures: dict[str, asyncio.Task[None]] = {}
+        self._beside: dict[str, asyncio.Task[None]] = {}
         self._retries: list[Erase] = []
         self._strays: set[str] = set()
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
@@ -110,8 +111,12 @@ class Shell:
     def tell(self, event: Event) -> None:
         """Let the core know of something, and do what it wants done."""
         leaving = event.caller if isinstance(event, Goodbye) and self._is_here(event.caller) else None
-        for action in self.core.handle(event, self.clock.monotonic_ns()):
-            self._do(action)
+        try:
+            for action in self.core.handle(event, self.clock.monotonic_ns()):
+                self._do(action)
+        except BaseException as error:  # what it has decided halfway nobody knows, whoever the call is that meets it
+            self._fail(error)
+            raise
         if leaving is not None:
             self._heard(Left(leaving.component))
 
@@ -260,7 +265,7 @@ class Shell:
         """
         there: list[str] = []
         await self._try("sweep", lambda: there.extend(self.storage.memory.places()))
-        strays = {place for place in there if place not in self.places.known() and place not in self._erasures}
+        strays = {*there} - self.places.known() - self._erasures.keys()
         for place in strays & self._strays:
             self._start_erasing(place, self._erase_stray(place))
         self._strays = strays
@@ -274,6 +279,12 @@ class Shell:
         await self._try("snapshot", lambda: taken.append(Snapshot.of(self.storage.journal)), self._journal)
         for snapshot in taken:
             await self._try("snapshot", lambda: snapshot.keep(self.storage.store))  # noqa: B023 - awaited within the turn
+
+    def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let something be done beside all else, unless it still is from the last time."""
+        last = self._beside.get(name)
+        if last is None or last.done():
+            self._beside[name] = self._start(work())
 
     # How it is done.
 
@@ -290,8 +301,8 @@ class Shell:
                 self._heard(Failed(what, error))
             self.failures[what] = f"{what}: {_why(error)}"
             self.counts[f"failed.{what}"] += 1
-            if pool is self._journal and (isinstance(error, ConflictError) or self.storage.journal.is_in_doubt):
-                self._fatal(error)
+            if what == "journal" and (isinstance(error, ConflictError) or self.storage.journal.is_in_doubt):
+                raise  # nobody is told that it was not done: whoever comes next knows what there is
             return f"{error.message} ({error.kind})"
         if self.failures.pop(what, None) is not None:
             self._heard(Mended(what))
@@ -311,7 +322,10 @@ class Shell:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._fatal(error if isinstance(error, MilepostError) else _internal(error))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._fatal(error if isinstance(error, MilepostError) else _internal(error))
 
     # The end.
 

@@ -24,7 +24,11 @@ def keep_token(directory: str, settings: ServiceSettings, clock: Clock) -> str |
         if settings.token is None:
             path.unlink(missing_ok=True)
             return None
-        token = settings.token or _before(path) or clock.nonce() + clock.nonce()
+        before = _before(path)
+        token = settings.token or before or clock.nonce() + clock.nonce()
+        if token == before:
+            path.chmod(0o600)  # and not written again: whoever reads it just now would find none
+            return token
         # Not through the store: a file that is made there can be read by others until its mode is changed.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:

@@ -95,10 +95,6 @@ class DiskTier:
         with self._lock:
             self._coming[blob] = _Coming(writer, size_bytes)
 
-    def written(self, blob: Blob) -> int:
-        """Return how many bytes of a blob on its way are here: it goes on from there."""
-        return self._of(blob).done_bytes
-
     def write(self, blob: Blob, start: int, data: Buffer) -> None:
         """Write the next bytes of a blob that `new_blob` has begun. What is here already is passed over.
 

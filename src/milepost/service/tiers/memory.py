@@ -63,7 +63,7 @@ class MemoryTier:
             return None
         record = bytearray(size_bytes)
         self.read_into(Blob(place, INDEX_NAME), 0, memoryview(record))
-        return Index.decode(bytes(record), self._path(Blob(place, INDEX_NAME)))
+        return Index.decode(bytes(record), self.path_of(Blob(place, INDEX_NAME)))
 
     def write_index(self, index: Index) -> None:
         """Say that all parts are there. One that was there before goes."""
@@ -76,7 +76,7 @@ class MemoryTier:
 
     def write(self, blob: Blob, start: int, data: Buffer) -> None:
         """Write bytes of a blob that `new_blob` has made. In any order, also twice."""
-        view, path = as_bytes(data), self._path(blob)
+        view, path = as_bytes(data), self.path_of(blob)
         with self._opened(blob, to_write=True) as descriptor, failures_of("write", path):
             checked_range(blob, self._posix.size(descriptor), start, start + len(view))
             while view:
@@ -88,18 +88,18 @@ class MemoryTier:
 
     def size(self, blob: Blob) -> int:
         """Return how many bytes a blob has."""
-        with self._opened(blob) as descriptor, failures_of("look at", self._path(blob)):
+        with self._opened(blob) as descriptor, failures_of("look at", self.path_of(blob)):
             return self._posix.size(descriptor)
 
     def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
         """Fill ``into`` from ``start``."""
-        with self._opened(blob) as descriptor, failures_of("read", self._path(blob)):
+        with self._opened(blob) as descriptor, failures_of("read", self.path_of(blob)):
             if read_all(self._posix, descriptor, as_bytes(into), start) < into.nbytes:
                 raise no_such_blob(blob, self.directory)
 
     def map(self, blob: Blob) -> memoryview:
         """Return the blob itself, read-only. It stays for as long as anything refers to it, also once it is erased."""
-        with self._opened(blob) as descriptor, failures_of("map", self._path(blob)):
+        with self._opened(blob) as descriptor, failures_of("map", self.path_of(blob)):
             if not self._posix.size(descriptor):
                 return memoryview(b"")
             return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
@@ -121,7 +121,7 @@ class MemoryTier:
 
     def erase(self, place: str) -> None:
         """Remove a place, the index first. One that is not there is no error."""
-        path = os.path.dirname(self._path(Blob(place, INDEX_NAME)))
+        path = os.path.dirname(self.path_of(Blob(place, INDEX_NAME)))
         with failures_of("erase", path), suppress(FileNotFoundError):
             # Bytes without an index are no version; an index without all bytes would be a damaged one.
             for name in sorted(self._posix.perform("scan", os.listdir, path), key=lambda name: name != INDEX_NAME):
@@ -136,13 +136,13 @@ class MemoryTier:
 
     def names(self, place: str) -> list[str]:
         """Return the names of all blobs in a place, in order; none where there is no such place."""
-        path = os.path.dirname(self._path(Blob(place, INDEX_NAME)))
+        path = os.path.dirname(self.path_of(Blob(place, INDEX_NAME)))
         with failures_of("list", path):
             return sorted(name for name, _ in self._posix.scan(path)[1])
 
     def drop(self, blob: Blob) -> None:
         """Remove one blob that no index names. One that is not there is no error."""
-        path = self._path(blob)
+        path = self.path_of(blob)
         with failures_of("erase", path), suppress(FileNotFoundError, NotADirectoryError):
             self._posix.unlink(path)
 
@@ -158,11 +158,12 @@ class MemoryTier:
             return self._posix.free_bytes(self.directory)
 
     def path_of(self, blob: Blob) -> str:
-        """Return the path of a blob, for a process of this host that maps it itself."""
-        return self._path(blob)
+        """Return the path of a blob. Raises `UsageError` (kind ``bad-name``) for one that leads elsewhere."""
+        checked(blob)
+        return os.path.join(self.directory, blob.place, blob.name)
 
     def _new(self, blob: Blob, data: bytes, size_bytes: int = 0) -> None:
-        path = self._path(blob)
+        path = self.path_of(blob)
         with failures_of("make", path):
             with suppress(FileExistsError):
                 self._posix.mkdir(os.path.dirname(path))
@@ -182,7 +183,7 @@ class MemoryTier:
 
     @contextmanager
     def _opened(self, blob: Blob, *, to_write: bool = False) -> Iterator[int]:
-        path = self._path(blob)
+        path = self.path_of(blob)
         with failures_of("open", path):
             try:
                 descriptor = self._posix.perform("open_write", os.open, path, _WRITE) if to_write else self._posix.open_read(path)
@@ -190,10 +191,6 @@ class MemoryTier:
                 raise no_such_blob(blob, self.directory) from error
         with failures_of("close", path), closing(self._posix, descriptor):
             yield descriptor
-
-    def _path(self, blob: Blob) -> str:
-        checked(blob)
-        return os.path.join(self.directory, blob.place, blob.name)
 
 
 def no_such_blob(blob: Blob, where: str) -> NotFoundError:

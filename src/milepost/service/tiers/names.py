@@ -7,7 +7,7 @@ import re
 from milepost.errors import UsageError
 from milepost.service.transports.base import Blob
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def is_plain(name: str) -> bool:
@@ -22,7 +22,7 @@ def checked(blob: Blob) -> Blob:
     raise UsageError(
         "this cannot be the name of a blob",
         kind="bad-name",
-        hint="letters, digits, dots, dashes and underscores, and a letter or a digit first",
+        hint="letters, digits, dots, dashes and underscores, and no dot or dash first",
         blob=ascii(str(blob)),
     )
 

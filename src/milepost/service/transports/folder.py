@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 
 from milepost.encode.digest import Buffer
 from milepost.errors import StoreError
+from milepost.service.tiers.names import is_plain as is_plain_name
 from milepost.service.transports.base import Blob
 from milepost.service.transports.failures import no_such_blob
 from milepost.service.transports.private_map import map_private
@@ -18,13 +18,12 @@ from milepost.store.plain_files import open_regular
 from milepost.store.posix import failures_of
 from milepost.store.syscalls import preallocate
 
-_PLAIN = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,199}")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
 def is_plain(blob: Blob) -> bool:
     """Return whether this can be a blob: nothing else is looked for, whoever asks for it. No path leads anywhere."""
-    return bool(_PLAIN.fullmatch(blob.place) and _PLAIN.fullmatch(blob.name))
+    return is_plain_name(blob.place) and is_plain_name(blob.name)
 
 
 @dataclass(frozen=True, slots=True)
