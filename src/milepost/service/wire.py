@@ -238,7 +238,9 @@ def unpack_refused(data: bytes) -> Refused:
 
 def refused_of(error: MilepostError) -> Refused:
     """Say an error of the house as a refusal."""
-    return Refused(error.kind, error.message, error.hint, error.facts)
+    # A store does not know whose it is, and who is asked here keeps no generations.
+    hint = error.hint.replace("keep fewer generations: Keep(last=...)", "keep fewer versions: milepost serve --disk-keep")
+    return Refused(error.kind, error.message, hint, error.facts)
 
 
 def error_of(refused: Refused) -> MilepostError:

@@ -477,6 +477,39 @@ def test_what_cannot_be_saved_is_refused_by_its_path_before_anything_is_announce
     assert not any(each.missing for each in trainer.status().stagings if each.component == trainer.component)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda client: client.commit(1, None), "bad-weights: weights are a mapping of names to tensors and arrays"),
+        (lambda client: client.commit(1, [np.zeros(3)]), "bad-weights: weights are a mapping of names to tensors and arrays"),
+        (lambda client: client.commit(-1, {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit(1.5, {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit("1", {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit(1, {}, parent="v1"), "bad-version: this is no version"),
+        (lambda client: client.commit(1, {}, key="a\nb"), "bad-name: a key is a text of 1 to 128 printable characters"),
+        (lambda client: client.fetch(want="latest"), "bad-want: this does not say which version is wanted"),
+        (lambda client: client.fetch(want="exact", at="v1"), "bad-version: this is no version"),
+        (lambda client: client.fetch(has=7), "bad-version: this is no version"),
+        (lambda client: client.rollback("v1", "why"), "bad-version: this is no version"),
+    ],
+)
+def test_what_a_call_cannot_mean_is_said_in_the_words_of_the_call(
+    trainer: Client, call: Callable[[Client], object], said: str
+) -> None:
+    before = trainer.status().live
+    with pytest.raises(UsageError) as refused:
+        call(trainer)
+    assert f"{refused.value.kind}: {refused.value.message}" == said
+    assert trainer.status().live == before
+
+
+@pytest.mark.parametrize("component", ["", "a\nb", "x" * 129, None])
+def test_a_component_has_a_name_that_can_be_shown(service: Running, component: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        service.client(component)
+    assert refused.value.kind == "bad-name"
+
+
 def test_a_closed_client_says_so(connected: Connect) -> None:
     client = connected("client")
     client.close()

@@ -14,7 +14,8 @@ from milepost.errors import NotFoundError, UsageError
 from milepost.service.client.calls import Calls, Identity
 from milepost.service.client.committing import Committing, Done, Underway
 from milepost.service.client.differing import Differences, check_link
-from milepost.service.client.fetching import Fetching, Want
+from milepost.service.client.fetching import Fetching
+from milepost.service.client.given import Want, check_name, check_step, check_want, check_weights, commit_of
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.line import Line
 from milepost.service.client.target import Tls, finder
@@ -30,7 +31,7 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
-from milepost.service.wire import check_name, pack_commit
+from milepost.service.wire import pack_commit
 
 log = logging.getLogger("milepost")
 
@@ -82,6 +83,7 @@ def connect(
         raise UsageError("there is no such role", kind="bad-role", hint="a role is `trainer` or `sampler`", role=role)
     clock = clock or SystemClock()
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
+    step = None if step is None else check_step(step)
     identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
     ways = Ways(calls, transport, check_link(link_bytes_s))
@@ -183,12 +185,12 @@ class Client:
         commit: said again under it, by this process or the next, it is the same one.
 
         Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was
-        trained from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError`
-        (``not-written``), `UsageError` naming what cannot be saved. A version is visible whole or not at all.
+        trained from a version that was rolled back), `ConflictError` (``superseded``), `StoreError` (``not-written``),
+        `UsageError` naming what cannot be saved, or ``key-reused``. A version is visible whole or not at all.
         """
         dtype = check_dtype(publish_dtype)
         self._check()
-        parcels = {WEIGHTS: parcel(weights, WEIGHTS, dtype)}
+        parcels = {WEIGHTS: parcel(check_weights(weights), WEIGHTS, dtype)}
         for name, value in (parts or {}).items():
             if name == WEIGHTS:
                 raise UsageError(
@@ -196,7 +198,7 @@ class Client:
                 )
             parcels[name] = parcel(value, name)
         sizes = {slot: each.size_bytes for slot, each in parcels.items()}
-        commit = self._commits.underway(step, sizes, key or self._new_key(), _at(parent), timestamp_ns)
+        commit = self._begun(step, sizes, key or self._new_key(), parent, timestamp_ns)
         return self._commits.commit(commit, parcels, durable=durable)
 
     def size_of(self, value: object, publish_dtype: object = None) -> int:
@@ -218,7 +220,7 @@ class Client:
         version once all are there; until then nobody sees any.
         """
         self._check()
-        commit = self._commits.underway(step, sizes, key, _at(parent), timestamp_ns)
+        commit = self._begun(step, sizes, key, parent, timestamp_ns)
         self._commits.begin(commit)
         return commit
 
@@ -258,7 +260,9 @@ class Client:
 
         Raises `NotFoundError` (kind ``unknown-version``), `ServiceError` (``unreachable``), `StoreError` (``not-written``).
         """
-        self._ask("Link", pb.LinkRequest(caller=self._calls.caller, at=pack_commit(_at(done)), generation=generation))
+        self._ask(
+            "Link", pb.LinkRequest(caller=self._calls.caller, at=pack_commit(commit_of(done, "done")), generation=generation)
+        )
 
     def hold(self) -> None:
         """Let no fetch be answered with weights from now on, until `resume`: this trainer is about to bring restored ones.
@@ -299,9 +303,9 @@ class Client:
         self._check()
         if isinstance(parts, str):
             parts = (parts,)
-        have = self._fetches.has if has is _LAST else _at(has)
-        wanted = self._named(at, want) if isinstance(at, int) else _at(at)
-        return self._fetches.fetch(timeout, want, wanted, parts, have)
+        have = self._fetches.has if has is _LAST else commit_of(has, "has")
+        wanted = self._named(at, check_want(want)) if isinstance(at, int) else commit_of(at, "at")
+        return self._fetches.fetch(timeout, check_want(want), wanted, parts, have)
 
     def watch(self, timeout: float | None = None) -> Watch:
         """Return what yields news as it comes, the first at once. It ends when it, or this client, is closed.
@@ -318,7 +322,7 @@ class Client:
 
         Raises `NotFoundError` (kinds ``unknown-version``, ``gone``), `ServiceError` (``lost-branch``).
         """
-        number = to if isinstance(to, int) else _at(to).number  # type: ignore[union-attr]  # it is none of those that may be None
+        number = to if isinstance(to, int) else commit_of(to, "to").number  # type: ignore[union-attr]  # it is no None
         request = pb.RollBackRequest(caller=self._calls.caller, number=number, reason=reason, key=self._calls.clock.nonce())
         self._ask("RollBack", request, "it may have been rolled back: milepost status says which version is live")
 
@@ -347,6 +351,9 @@ class Client:
     def _check(self) -> None:
         self._calls.check()
 
+    def _begun(self, step: int, sizes: Mapping[str, int], key: str, parent: Any, timestamp_ns: int | None) -> Underway:
+        return self._commits.underway(check_step(step), sizes, check_name(key, "key"), commit_of(parent, "parent"), timestamp_ns)
+
     def _new_key(self) -> str:
         return f"{self.incarnation[:64]}-{self._calls.clock.nonce()}"
 
@@ -358,10 +365,6 @@ class Client:
             hint = "milepost status shows which there are"
             raise NotFoundError("there is no such version here", kind="unknown-version", hint=hint, version=f"v{number}")
         return found or Commit(standing.term, number)
-
-
-def _at(named: Commit | Done | Weights | None) -> Commit | None:
-    return named if named is None or isinstance(named, Commit) else named.at
 
 
 def _dropped(heartbeat: Heartbeat, pid: int) -> None:
