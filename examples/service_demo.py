@@ -11,7 +11,6 @@ committed, if something was trained on that a lost branch has made, if the polic
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import queue
@@ -36,8 +35,9 @@ from service_records import Diary, Kill, Note, Seen, Witnesses, ages_of, faults
 
 import milepost.service
 from milepost.clock import SystemClock
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, NotFoundError
 from milepost.service.journal import Journal
+from milepost.service.unloading import unload
 from milepost.supervise.control import ask
 from milepost.supervise.orders import Look
 
@@ -221,10 +221,8 @@ class Watcher:
 
 def forget(root: Path) -> None:
     """Give back the memory of the service: its newest versions outlive it there, for the next one, and here there is none."""
-    for owner in Path("/dev/shm").glob("milepost-*/owner.json"):  # noqa: S108
-        with suppress(OSError, ValueError):
-            if json.loads(owner.read_bytes())["root"] == os.path.realpath(root / "service"):
-                shutil.rmtree(owner.parent)
+    with suppress(NotFoundError):  # it was called off before the service had begun
+        unload(str(root), SystemClock())
 
 
 # --- showing -------------------------------------------------------------------------------------------------------

@@ -47,8 +47,9 @@ class Serving:
     def end(self) -> int:
         """Tell it to end, read what it still says, and return the exit code."""
         self.process.terminate()
-        self.lines += self.process.communicate(timeout=FAILS_AFTER_S)[1].splitlines()
-        return self.process.returncode
+        assert self.process.stderr is not None
+        self.lines += [line.rstrip("\n") for line in self.process.stderr]  # communicate() would pass over what was read ahead
+        return self.process.wait(timeout=FAILS_AFTER_S)
 
     def kill(self) -> None:
         """Kill it, if it is there."""

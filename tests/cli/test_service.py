@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +22,13 @@ from safetensors.numpy import load_file
 
 from milepost.cli.main import main
 from milepost.clock import SystemClock
-from milepost.errors import ServiceError
+from milepost.errors import ServiceError, StoreError
 from milepost.service import Client, Tls, connect
 from milepost.service.adopting import open_service
 from milepost.service.asking import reach_of
 from milepost.service.endpoint import read_endpoint, this_process, write_endpoint
 from milepost.service.looking import look
-from milepost.service.resting import at_rest
+from milepost.service.resting import at_rest, read_rest
 from milepost.service.server.serving import Server
 from milepost.store.local import LocalStore
 from tests.cli.serving import FAILS_AFTER_S, MAIN, Serving, environment, forget, serving
@@ -84,8 +85,8 @@ def everything(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 class TestServe:
-    def test_it_says_where_it_is_what_happens_and_that_it_ended(self, root: Path) -> None:
-        with serving(root) as served:
+    def test_it_says_where_it_is_what_happens_and_that_it_ended(self, root: Path, tmp_path: Path) -> None:
+        with serving(root, "--log", str(tmp_path / "log")) as served:
             with connect(root, component="trainer", role="trainer") as trainer:
                 trainer.commit(120, WEIGHTS, durable=True)
                 trainer.commit(121, WEIGHTS, durable=True)
@@ -98,14 +99,33 @@ class TestServe:
         assert first.startswith(f"[serve] run {read_endpoint(root).run_id} serves at 127.0.0.1:")
         assert rest[0] == "[serve] trainer has joined as a trainer"
         for line in (
-            "[serve] v1 is live: step 120, 4 KiB, from trainer",
-            "[serve] v1 is on disk",
-            "[serve] back to v1: reward collapsed",
+            "[serve] back to v1: reward collapsed; what came after it is a lost branch",
             "[serve] trainer holds: nobody is given weights until it resumes",
             "[serve] trainer holds no more",
+            "[serve] trainer has left",
         ):
             assert line in rest
-        assert rest[-1] == "[serve] ended in good order; versions in memory stay there for the next start"
+        assert not any("is live" in line or "is on disk" in line for line in rest)  # that is summed up
+        assert any(line.startswith("[serve] live v") for line in rest)
+        assert rest[-1].startswith("[serve] ended in good order; versions in memory stay there for the next start; ")
+        assert rest[-1].endswith(f"; milepost unload {root} gives that memory back")
+        log = [json.loads(line)["text"] for line in (tmp_path / "log").read_text().splitlines()]
+        assert {"v1 is live: step 120, 4 KiB, from trainer", "v2 is live: step 121, 4 KiB, from trainer", "v1 is on disk"} <= {
+            *log
+        }
+
+    def test_it_says_once_that_the_disk_refuses_and_once_that_it_does_no_more(self, root: Path) -> None:
+        with serving(root, "--retry", "0.05s") as served, connect(root, component="trainer", role="trainer") as trainer:
+            versions = root / "service" / "versions"
+            versions.write_text("a file, where a directory is to be")
+            with pytest.raises(StoreError, match="could not be written to disk"):
+                trainer.commit(120, WEIGHTS, durable=True)
+            served.line_with("a version cannot be brought to disk: ")
+            trainer.commit(121, WEIGHTS)
+            versions.unlink()
+            served.line_with("versions are brought to disk again")
+            assert served.end() == 0
+            assert sum("cannot be brought" in line for line in served.lines) == 1
 
     def test_the_next_one_says_with_what_it_begins_at_the_same_address(self, root: Path) -> None:
         filled(root, 120)
@@ -192,7 +212,9 @@ class TestServe:
         assert os.listdir(root) == []
 
     def test_its_settings_are_those_of_the_service(self, root: Path) -> None:
-        with serving(root, "--memory", "3MiB", "--disk-keep", "2", "--heartbeat", "1s", "--bind", "localhost") as served:
+        with serving(
+            root, "--memory", "3MiB", "--disk-keep", "2", "--heartbeat", "1s", "--bind", "localhost", "--json"
+        ) as served:
             assert document("status", root)["memory_limit_bytes"] == 3 << 20
             with connect(root, component="trainer", role="trainer") as trainer:
                 for step in range(4):
@@ -308,6 +330,39 @@ class TestStatus:
         before = everything(root)
         assert milepost("status", root).exit_code == 13
         assert everything(root) == before
+
+
+class TestUnload:
+    def test_it_gives_back_what_status_says_is_kept_and_says_how_much(self, root: Path) -> None:
+        filled(root, 118)
+        (kept,) = [line for line in milepost("status", root).stdout.splitlines() if "are kept for the next start" in line]
+        assert kept.endswith(f"; once the run is over milepost unload {root} gives them back")
+        directory = Path(read_rest(str(root), SystemClock()).memory.directory)
+        assert directory.is_dir()
+        assert milepost("unload", root).stdout == f"gave back {kept.partition(' of memory')[0]} of memory\n"
+        assert not directory.exists()
+        assert milepost("unload", root).stdout == f"nothing of {root} is in this machine's memory\n"
+        assert "milepost unload" not in milepost("status", root).stdout
+        with Server(root) as server:
+            assert (server.live and server.live.version.step, server.live) == (118, server.durable)
+
+    def test_a_service_that_runs_keeps_its_memory(self, root: Path, trainer: Client) -> None:
+        trainer.commit(118, WEIGHTS)
+        refused = milepost("unload", root)
+        assert (refused.exit_code, f"pid: {os.getpid()}" in refused.stderr) == (11, True), refused.stderr
+        assert document("status", root)["memory_bytes"] > 0
+
+    def test_in_json_it_names_what_it_brought_to_disk(self, root: Path) -> None:
+        filled(root, 118)
+        shutil.rmtree(root / "service" / "versions")
+        found = document("unload", root)
+        assert [each["version"] for each in found["brought_to_disk"]] == ["v1"]
+        assert found["freed_bytes"] > 0
+        assert document("status", root, code=1)["durable"]["version"] == "v1"
+
+    def test_where_no_service_was_it_says_so(self, root: Path, tmp_path: Path) -> None:
+        assert milepost("unload", root).exit_code == 10
+        assert milepost("unload", tmp_path / "nowhere").exit_code == 10
 
 
 class TestTop:
@@ -537,7 +592,15 @@ def test_over_tls_it_is_asked_by_who_trusts_its_certificate(root: Path, keys: Pa
         assert milepost("fetch", root, "--to", tmp_path / "out", *trust).exit_code == 0
         stranger = milepost("status", root, "--tls-ca", keys / "stranger.pem")
         assert stranger.exit_code == 1
-        assert stranger.stdout.startswith("no answer from pid ")
+        assert stranger.stdout.startswith("no trust in what answers at ")
+        assert "--tls-ca names a file" in stranger.stdout
+        assert "kill" not in stranger.stdout
+        alone = subprocess.run(
+            [*MAIN, "status", str(root)], capture_output=True, env=environment(), timeout=FAILS_AFTER_S, check=False
+        )
+        assert (alone.returncode, alone.stderr) == (1, b"")  # gRPC has no say of its own
+        assert "unload" not in stranger.stdout  # it runs
+        assert milepost("rollback", root, "v1", *trust).stdout == "v1 (step 118) is live already\n"
 
 
 def test_where_versions_and_journal_lie_need_not_be_said_again(root: Path, tmp_path: Path) -> None:

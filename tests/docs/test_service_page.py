@@ -77,3 +77,23 @@ def test_each_verb_of_the_page_has_its_own_help(verb: str) -> None:
     result = CliRunner().invoke(main, [verb, "--help"], prog_name="milepost")
     assert result.exit_code == 0
     assert f"Usage: milepost {verb}" in result.output
+
+
+def test_the_bounds_of_the_protocol_are_those_of_the_code() -> None:
+    from milepost.service import wire
+    from milepost.service.server import shelf, watching
+    from milepost.service.settings import ServiceSettings
+
+    settings, page = ServiceSettings(), (ROOT / "docs" / "service-protocol.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", page.partition("## Bounds")[2], re.MULTILINE))
+    numbers = {name: int(found[1].replace(",", "")) for name, value in rows.items() if (found := re.match(r"([\d,]+)", value))}
+    assert numbers == {
+        "a message": settings.max_message_bytes >> 20,
+        "names of components, incarnations and keys": wire.MAX_NAME,
+        "slots of a version": wire.MAX_SLOTS,
+        "a chunk": wire.MAX_CHUNK_BYTES >> 20,
+        "a piece of a stream": wire.MAX_PIECE_BYTES >> 20,
+        "calls that are open at once": settings.max_calls,
+        "watches that are open at once": watching.MAX_WATCHERS,
+        "connections to the bulk port": shelf._CONNECTIONS,
+    }

@@ -240,17 +240,25 @@ def test_arrays_are_published_as_torch_rounds_tensors(target: str, values: np.nd
 
 
 @given(number=st.integers(0, 0x7F7E), side=st.sampled_from([-1, 0, 1]), sign=st.sampled_from([1.0, -1.0]))
-@pytest.mark.parametrize("as_torch", [True, False])
-def test_doubles_are_rounded_once(as_torch: bool, number: int, side: int, sign: float) -> None:
+@pytest.mark.parametrize("kind", ["torch", "<f8", ">f8"])
+def test_doubles_are_rounded_once(kind: str, number: int, side: int, sign: float) -> None:
     # Halfway between two bfloat16 values, and as little beside it as a double can say: no single can.
     below, above = torch.tensor([number, number + 1], dtype=torch.int16).view(torch.bfloat16).double().tolist()
     value = sign * math.nextafter((below + above) / 2, math.inf * side) if side else sign * (below + above) / 2
     nearest = (below if number % 2 == 0 else above) if side == 0 else (below if side < 0 else above)
     array = np.array([value, 0.0, -0.0, np.inf, np.nan])
-    found = tensors_of(packed({"w": torch.from_numpy(array) if as_torch else array}, "bfloat16"))["w"].double().tolist()
+    doubles = torch.from_numpy(array) if kind == "torch" else array.astype(kind)
+    found = tensors_of(packed({"w": doubles}, "bfloat16"))["w"].double().tolist()
     assert found[0] == sign * nearest
     assert [math.copysign(1, found[1]), math.copysign(1, found[2]), found[3]] == [1, -1, math.inf]
     assert math.isnan(found[4])
+
+
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float32"])
+def test_a_nan_that_signals_is_rounded_without_a_word(target: str) -> None:
+    signalling = np.array([0x7FF0000000000001, 0xFFF0000000000001], np.uint64).view(np.float64)
+    for doubles in (signalling, torch.from_numpy(signalling)):
+        assert tensors_of(packed({"w": doubles}, target))["w"].isnan().all()
 
 
 def test_what_is_in_no_dtype_of_torch_or_numpy_is_said_so() -> None:
@@ -339,6 +347,36 @@ def test_a_tree_that_was_made_up_builds_nothing(notes: dict[str, object]) -> Non
     part = Part(header({"__metadata__": {"milepost": json.dumps(notes)}, **entries}, data=6), "weights")
     with pytest.raises(CorruptError):
         part.value()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "<U1000", "bfloat16", "datetime64[ns]", "no such"])
+def test_a_dtype_that_was_made_up_is_no_reason_to_read_other_bytes(dtype: str) -> None:
+    entries = {"w": {"dtype": "U8", "shape": [2, 3], "data_offsets": [0, 6]}}
+    part = Part(header({"__metadata__": {"milepost": json.dumps({"dtypes": {"w": dtype}})}, **entries}, data=6), "weights")
+    with pytest.raises(CorruptError):
+        part.widened("w", "float32")
+    with pytest.raises((CorruptError, UsageError)):
+        tensors_of(part)
+
+
+def test_arrays_of_the_same_bytes_have_each_its_own_shape() -> None:
+    entries = {name: {"dtype": "U8", "shape": shape, "data_offsets": [0, 6]} for name, shape in (("v", [2, 3]), ("w", [6]))}
+    tensors = tensors_of(Part(header(entries, data=6), "weights"))
+    assert [tuple(tensor.shape) for tensor in tensors.values()] == [(2, 3), (6,)]
+
+
+def test_what_is_done_to_one_value_is_not_seen_in_the_next_of_such_a_part() -> None:
+    tree = {"list": [1, [2]], "dict": {"a": {}}, "set": {3}, "bytes": b"4", "array": np.zeros(2)}
+    memory = memoryview(filled(parcel(tree, "more")))
+    one = Part(memory, "more").value()
+    one["list"][1].append(5)
+    one["dict"]["a"]["b"] = 6
+    one["set"].add(7)
+    one["array"][:] = 8
+    one.clear()
+    again = Part(memory, "more").value()
+    assert again.pop("array").tolist() == [0, 0]
+    assert again == {"list": [1, [2]], "dict": {"a": {}}, "set": {3}, "bytes": b"4"}
 
 
 @given(data=st.data())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from milepost.service.core.events import Caller, Refused
 from milepost.service.core.records import Commit, Shard, Weights
 from milepost.service.index import Chunks, place_of_weights
 from milepost.service.proto import service_pb2 as pb
+from milepost.store.posix import failures_of
 
 names = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "Zs"]), min_size=1, max_size=128).filter(str.isprintable)
 slots = st.text("abcxyz019", min_size=1, max_size=20)
@@ -111,3 +114,10 @@ def test_which_version_is_read_as_it_was_said(at: Commit | None) -> None:
 def test_who_calls_is_read_as_it_was_said() -> None:
     caller = Caller("sampler/3 é", "1f")
     assert wire.unpack_caller(wire.pack_caller(caller)) == caller
+
+
+def test_a_full_disk_is_refused_in_the_words_of_a_service() -> None:
+    with pytest.raises(StoreError) as full, failures_of("write", "there"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "generations" in full.value.hint
+    assert wire.refused_of(full.value).hint == "free some space, or keep fewer versions: milepost serve --disk-keep"

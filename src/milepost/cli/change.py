@@ -10,6 +10,7 @@ from milepost.cli import document
 from milepost.cli.options import need_service, open_store, verb
 from milepost.cli.progress import progress
 from milepost.cli.refs import numbered, resolve, version_numbered
+from milepost.cli.service import how_to_reach, reach
 from milepost.cli.text import plain
 from milepost.errors import NotFoundError
 from milepost.publish import pins
@@ -27,7 +28,8 @@ _take_over = click.option(
 @click.argument("ref")
 @_take_over
 @click.option("--reason", default="", help="Of a version: why, for the log.")
-def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool) -> None:
+@how_to_reach
+def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool, **how: str | None) -> None:
     """Make an older generation the newest again, or version v42 live.
 
     A new generation is published with the same content. History only grows: what came after it stays until retention takes it.
@@ -37,7 +39,7 @@ def rollback(root: str, ref: str, take_over: bool, reason: str, as_json: bool) -
         need_service()
         from milepost.cli.service_change import go_back
 
-        go_back(root, version, reason, as_json=as_json)
+        go_back(reach(root, **how), version, reason, as_json=as_json)
         return
     from milepost.engine import oneshot  # it brings numpy, which looking at a run does without
 

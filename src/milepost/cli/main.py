@@ -40,6 +40,7 @@ _HOMES = {
     "top": "service",
     "fetch": "fetching",
     "unhold": "service",
+    "unload": "unloading",
 }
 """The module of each verb, in the order in which ``--help`` tells of them."""
 
@@ -81,8 +82,8 @@ class Milepost(click.Group):
 @click.group(cls=Milepost, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(milepost.__version__)
 def main() -> None:
-    """Keep training runs alive (run, up), try that (selftest, drill), hand weights out (serve, status, top, fetch, unhold), and
-    look after checkpoints (all others).
+    """Keep training runs alive (run, up), try that (selftest, drill), hand weights out (serve, status, top, fetch, unhold,
+    unload), and look after checkpoints (all others).
 
     Those take the run's directory (or url) first. A generation is called latest, latest~2, best, best:METRIC, @STEP, g000042
     or 42. A length of time is written 90s, 15m, 12h or 7d.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 def need_service() -> None:
     """Raise `MissingExtraError` where what the checkpoint service speaks with is not installed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it would tell of each handshake that fails, in words of its own
     for module in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(module)

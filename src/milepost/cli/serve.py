@@ -12,24 +12,10 @@ import click
 
 from milepost.cli.options import Size, Time, need_service
 from milepost.cli.run import log_option, open_what_is_closed
-from milepost.cli.text import size
 from milepost.clock import SystemClock
 from milepost.errors import UsageError
-from milepost.service.core.records import (
-    Committed,
-    Dropped,
-    Entry,
-    Held,
-    Joined,
-    Resumed,
-    RolledBack,
-    Saved,
-    Stored,
-    Weights,
-)
 from milepost.supervise.journal import Journal
 from milepost.supervise.printing import Console
-from milepost.text import name_of
 
 if TYPE_CHECKING:
     from milepost.service.settings import ServiceSettings
@@ -93,28 +79,24 @@ def serve(root: str, restore: bool, log: Path | None, as_json: bool, bind: str, 
     """Say which weights are current, and hand them out: milepost serve runs/ppo
 
     Answers a trainer that commits weights and samplers that fetch them, until SIGTERM or Ctrl-C: then it takes nothing new, and
-    ends with 0. What it knows lies in ROOT/service; versions in memory outlive it, and are taken up again by the next start.
+    ends with 0. What it knows lies in ROOT/service; versions in memory outlive it, and are taken up again by the next start, or
+    given back by unload.
 
     Exits with 11 if another serves this root, or has taken it over; with 2 for a setting that cannot be.
     """
     need_service()
     open_what_is_closed()
     settings = _settings(bind, None if no_token else "", given)
-    from milepost.service.server.serving import Server
+    from milepost.cli.serve_words import Telling
     from milepost.service.server.serving import serve as serve_until_told
 
-    journal = Journal(Console(), SystemClock(), log, as_json=as_json, name="serve")
-
-    def ready(server: Server) -> None:
-        at = server.endpoint
-        text = f"run {at.run_id} serves at {at.address} (pid {at.pid}, term {at.term}): {_pointers(server.live, server.durable)}"
-        facts = {"live": server.live and str(server.live.at), "durable": server.durable and str(server.durable.at)}
-        journal("ready", text, run_id=at.run_id, address=at.address, pid=at.pid, term=at.term, **facts)
-
+    clock = SystemClock()
+    journal = Journal(Console(), clock, log, as_json=as_json, name="serve")
+    telling = Telling(journal, clock, root)
     try:
         with _logged(journal):
-            serve_until_told(root, settings, ready=ready, heard=lambda entry: _tell(entry, journal), restored=restore)
-            journal("over", "ended in good order; versions in memory stay there for the next start")
+            serve_until_told(root, settings, ready=telling.begun, heard=telling, restored=restore)
+            telling.ended()
     finally:
         journal.close()
     return 0
@@ -141,41 +123,6 @@ def _in_options(error: UsageError) -> str:
     for name, flag in flags.items():
         hint = hint.replace(name, flag)
     return hint
-
-
-def _pointers(live: Weights | None, durable: Weights | None) -> str:
-    if live is None:
-        return "no version yet"
-    return f"live {live.at} step {live.version.step:,}, durable {durable.at if durable else 'none'}"
-
-
-def _tell(entry: Entry, journal: Journal) -> None:
-    """Say what was written down, in words of somebody who was not there."""
-    match entry:
-        case Joined(component, role, incarnation, epoch, _):
-            journal(
-                "joined",
-                f"{component} has joined as a {role}",
-                component=component,
-                role=role,
-                incarnation=incarnation,
-                epoch=epoch,
-            )
-        case Committed(weights):
-            text = f"{weights.at} is live: step {weights.version.step:,}, {size(weights.size_bytes)}, from {weights.producer}"
-            journal("committed", text, version=str(weights.at), step=weights.version.step, size_bytes=weights.size_bytes)
-        case Stored(at):
-            journal("durable", f"{at} is on disk", version=str(at))
-        case RolledBack(to, reason):
-            journal("rolled back", f"back to {to}: {reason or 'no reason was given'}", version=str(to), reason=reason)
-        case Saved(at, generation):
-            journal("linked", f"{at} is in generation {name_of(generation)}", version=str(at), generation=generation)
-        case Dropped(at):
-            journal("dropped", f"{at} has left the disk", version=str(at))
-        case Held(component):
-            journal("held", f"{component} holds: nobody is given weights until it resumes", component=component)
-        case Resumed(component):
-            journal("resumed", f"{component} holds no more", component=component)
 
 
 class _Told(logging.Handler):

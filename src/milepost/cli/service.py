@@ -27,6 +27,26 @@ NOT_RUNNING = 1
 """What ``status`` ends with where nobody answers, though it has said all that it found."""
 
 
+def how_to_reach(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how to speak to a service: ``token_file``, ``tls_ca``, ``tls_cert``, ``tls_key``."""
+    for option in (
+        click.option("--tls-key", type=_FILE, help="The key of that."),
+        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
+        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
+        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
+    ):
+        function = option(function)
+    return function
+
+
+def reach(where: str | None, token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None) -> Reach:
+    """Return where a service is, and how to speak to it, by what `how_to_reach` gives."""
+    from milepost.service.asking import reach_of
+    from milepost.service.client.target import Tls
+
+    return reach_of(where, token_file=token_file, tls=Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert else None)
+
+
 def of_a_service(function: Callable[..., int]) -> click.Command:
     """Make a verb that is about a service. It gets ``where`` and ``reach``, which says how to speak to it, and ``as_json``."""
 
@@ -34,23 +54,13 @@ def of_a_service(function: Callable[..., int]) -> click.Command:
         where: str | None, token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None, **given: Any
     ) -> int:
         need_service()
-        from milepost.service.asking import reach_of
-        from milepost.service.client.target import Tls
-
-        tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert else None
-        return function(reach=reach_of(where, token_file=token_file, tls=tls), **given)
+        return function(reach=reach(where, token_file, tls_ca, tls_cert, tls_key), **given)
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
     # What is applied first comes last in the help: the options of the verb itself are the first.
-    for option in (
-        click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure."),
-        click.option("--tls-key", type=_FILE, help="The key of that."),
-        click.option("--tls-cert", type=_FILE, help="Speak TLS: who this is, where the service asks for that."),
-        click.option("--tls-ca", type=_FILE, help="Speak TLS: PEM certificates of who has signed the service's."),
-        click.option("--token-file", type=_FILE, help="Of a service that is named by its address. Else MILEPOST_SERVICE_TOKEN."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-    ):
-        option(command)
+    click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of a failure.")(command)
+    how_to_reach(command)
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")(command)
     vars(command)["__click_params__"] += vars(function).get("__click_params__", [])
     return click.command()(click.argument("where", required=False, metavar="[ROOT|HOST:PORT]")(command))
 
@@ -150,7 +160,7 @@ def _show(looked: Looked, reach: Reach, clock: Clock, rates: Rates | None = None
 def _lines(looked: Looked, reach: Reach, clock: Clock, rates: Rates | None) -> list[str]:
     from milepost.cli.service_text import lines_of
 
-    return lines_of(looked.standing, reach.where, clock.wall_ns(), looked.rest, rates, looked.advice)
+    return lines_of(looked.standing, reach.where, clock.wall_ns(), looked.rest, rates, looked.advice, is_over=looked.is_over)
 
 
 @contextmanager

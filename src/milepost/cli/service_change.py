@@ -8,22 +8,22 @@ from milepost.cli import document
 from milepost.cli.service_document import of_weights
 from milepost.cli.text import plain
 from milepost.errors import ServiceError
-from milepost.service.asking import Asking, reach_of
+from milepost.service.asking import Asking, Reach
 
 
-def go_back(where: str, number: int, reason: str, *, as_json: bool) -> None:
+def go_back(reach: Reach, number: int, reason: str, *, as_json: bool) -> None:
     """Make version ``number`` live again, and say what that means for whom."""
-    with Asking(reach_of(where)) as asking:
+    with Asking(reach) as asking:
         before = asking.standing()
         asking.roll_back(number, reason)
         after = asking.standing()
     live, was = after.live, before.live
     if live is None or live.at.number != number:
-        hint = f"milepost status {plain(where)} says what is live"
+        hint = f"milepost status {plain(reach.where)} says what is live"
         raise ServiceError("another version has come meanwhile", kind="overtaken", hint=hint, live=str(live and live.at))
     if as_json:
         fields = {"was": of_weights(was) if was else None, "live": of_weights(live)}
-        click.echo(document.encode("rollback", where, fields))
+        click.echo(document.encode("rollback", reach.where, fields))
         return
     if was is not None and was.at == live.at:
         click.echo(f"{live.at} (step {live.version.step:,}) is live already")

@@ -36,11 +36,19 @@ class Rates:
 
 
 def lines_of(
-    standing: Standing, where: str, now_ns: int, rest: str = "not running", rates: Rates | None = None, advice: str = ""
+    standing: Standing,
+    where: str,
+    now_ns: int,
+    rest: str = "not running",
+    rates: Rates | None = None,
+    advice: str = "",
+    *,
+    is_over: bool = False,
 ) -> list[str]:
     """Return all that is said of a service.
 
-    ``where`` is how the user named it; ``rest`` says that nobody answers, ``advice`` what to do then.
+    ``where`` is how the user named it; ``rest`` says that nobody answers, ``advice`` what to do then; ``is_over``:
+    no process has what it keeps in memory.
     """
     return [
         *_head(standing, now_ns, rest, rates),
@@ -48,7 +56,7 @@ def lines_of(
             _VERSIONS, [_version(each, standing, now_ns) for each in standing.versions], ("STEP", "AGE", "SIZE", "READERS")
         ),
         *_section(_COMPONENTS, [_component(each, standing) for each in standing.components if is_here(each)], ("HEARD", "PID")),
-        *_remarks(standing, plain(where), plain(advice)),
+        *_remarks(standing, plain(where), plain(advice), is_over=is_over),
     ]
 
 
@@ -148,11 +156,14 @@ def behind(each: ComponentStanding, standing: Standing) -> str:
     return f"{counted(lag.versions, 'version')}, {counted(lag.steps, 'step')}" if lag.versions > 0 else "nothing"
 
 
-def _remarks(standing: Standing, where: str, advice: str) -> Iterator[str]:
+def _remarks(standing: Standing, where: str, advice: str, *, is_over: bool) -> Iterator[str]:
     """Yield what somebody has to know who was woken for this."""
     remarks = [*_gone(standing), *map(_coming, standing.stagings), *_held(standing, where)]
     if standing.last_failure:
         remarks.append(f"the disk has refused: {plain(standing.last_failure)}")
+    if is_over and standing.memory_bytes:
+        kept = f"{size(standing.memory_bytes)} of memory are kept for the next start"
+        remarks.append(f"{kept}; once the run is over milepost unload {where} gives them back")
     if advice:
         remarks.append(advice)
     yield from ("", *remarks) if remarks else ()

@@ -69,6 +69,8 @@ class Opened:
     restored: str = ""
     """The snapshot that the journal was restored from, if it was."""
     reaped: tuple[str, ...] = ()
+    was_live: Commit | None = None
+    """What was live before this service began."""
     _held: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -106,7 +108,7 @@ def open_service(
     posix = posix or Posix()
     with ExitStack() as held:
         store = LocalStore(os.path.join(root, SERVICE), clock, posix=posix)
-        _guard(held, store, wait_s)
+        _guard(held, store, wait_s, root)
         tier = DiskTier(disk or store)
         path = _journal_path(store, journal_directory)
         snapshot = restore(store, path, clock) if restored else ""
@@ -123,16 +125,22 @@ def open_service(
         memory = MemoryTier(os.path.join(memory_base, owner.directory_name), posix)
         held.callback(take(memory, owner, posix).unlock)
         reaped = reap(memory_base, owner, posix)
-        found = adopt(Catalogue(entries), memory, tier, sizes)
+        catalogue = Catalogue(entries)
+        found = adopt(catalogue, memory, tier, sizes)
         sweep(found, memory, tier, keep=found.unknown if restored else ())
         for each in (store, tier.store):
             _sweep_temporaries(each)
-        began = begin(entries, found.memory, found.disk)
-        if restored:
-            began = replace(began, term=began.term + RESTORED_TERMS)
-        journal.append([began])
-        entries.append(began)
-        return Opened(root, journal.run_id, store, journal, entries, memory, tier, found, snapshot, tuple(reaped), held.pop_all())
+        _write_began(journal, entries, found, restored=restored)
+        began_from = (tuple(reaped), catalogue.live, held.pop_all())
+        return Opened(root, journal.run_id, store, journal, entries, memory, tier, found, snapshot, *began_from)
+
+
+def _write_began(journal: Journal, entries: list[Entry], found: Found, *, restored: bool) -> None:
+    began = begin(entries, found.memory, found.disk)
+    if restored:
+        began = replace(began, term=began.term + RESTORED_TERMS)
+    journal.append([began])
+    entries.append(began)
 
 
 def adopt(
@@ -228,14 +236,14 @@ def _known(catalogue: Catalogue, index: Index | None, place: str) -> Weights | N
     return weights if weights is not None and weights.shards == index.shards else None
 
 
-def _guard(held: ExitStack, store: LocalStore, wait_s: float) -> None:
+def _guard(held: ExitStack, store: LocalStore, wait_s: float, root: str) -> None:
     try:
         held.enter_context(store.guard(wait_s=wait_s, take_over=False))
     except ConflictError as error:
         if error.kind != "held":
             raise
         pid = error.facts.get("pid")
-        hint = f"ask it (milepost status ROOT), or end it (kill {pid})" if pid else "ask it (milepost status ROOT), or end it"
+        hint = f"ask it (milepost status {root}), or end it{f' (kill {pid})' if pid else ''}"
         raise ConflictError("another service has this root", kind="held", hint=hint, **error.facts) from error
 
 

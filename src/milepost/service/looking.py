@@ -14,6 +14,9 @@ from milepost.service.standing import Standing
 from milepost.store.lock import WRITER_LOCK, read_holder
 from milepost.store.process import boot_id
 
+_NOT_RUNNING = "not running"
+_OF_TLS = ("CERTIFICATE", "certificate", "Tls handshake", "SSL_ERROR")
+
 
 @dataclass(frozen=True, slots=True)
 class Looked:
@@ -22,6 +25,8 @@ class Looked:
     standing: Standing
     rest: str = ""
     advice: str = ""
+    is_over: bool = False
+    """Whether it is known that no process has it: what it has in memory is kept for the next one."""
 
 
 def look(reach: Reach, clock: Clock, before: Looked | None = None) -> Looked:
@@ -42,7 +47,7 @@ def look(reach: Reach, clock: Clock, before: Looked | None = None) -> Looked:
     rest, advice = _rest(reach.root, endpoint, why)
     if before is not None and (before.rest, before.advice) == (rest, advice):
         return before  # all that lies in memory is read through for it
-    return Looked(at_rest(reach.root, clock), rest, advice)
+    return Looked(at_rest(reach.root, clock), rest, advice, rest.startswith(_NOT_RUNNING))
 
 
 def _rest(root: str, endpoint: Endpoint, why: str) -> tuple[str, str]:
@@ -54,12 +59,15 @@ def _rest(root: str, endpoint: Endpoint, why: str) -> tuple[str, str]:
             "it begins, or ends, just now: look again",
         )
     if endpoint.has_ended:
-        return f"not running since {since}", start
+        return f"{_NOT_RUNNING} since {since}", start
     if endpoint.is_dead:
-        return f"not running, killed after {since}", start
+        return f"{_NOT_RUNNING}, killed after {since}", start
     if endpoint.boot_id != boot_id():
         said = f"no answer from {endpoint.address}, where a process of another machine has listened ({why})"
         return said, f"if that machine is gone: {start}, with what is on disk"
+    if endpoint.is_tls and any(word in why for word in _OF_TLS):
+        said = f"no trust in what answers at {endpoint.address}, pid {endpoint.pid} by its record ({why})"
+        return said, "its certificate is not trusted here: --tls-ca names a file with who has signed it"
     return (
         f"no answer from pid {endpoint.pid} at {endpoint.address} ({why})",
         f"kill -9 {endpoint.pid} is safe at any moment; then {start}",

@@ -122,16 +122,21 @@ def _reap(path: str, mine: Owner, posix: Posix) -> bool:
         if not lock.try_lock():
             return False
     try:
-        tier = MemoryTier(path, posix)
-        for place in tier.places():
-            tier.erase(place)
-        with failures_of("remove", path):
-            posix.unlink(lock.path)
-            with suppress(OSError):  # something else lies there: it is not ours to remove
-                posix.rmdir(path)
+        give_back(MemoryTier(path, posix), posix)
     finally:
         lock.unlock()
     return True
+
+
+def give_back(tier: MemoryTier, posix: Posix | None = None) -> None:
+    """Remove all versions in memory, and the directory. For who has it locked (`take`)."""
+    posix = posix or Posix()
+    for place in tier.places():
+        tier.erase(place)
+    with failures_of("remove", tier.directory):
+        posix.unlink(os.path.join(tier.directory, OWNER_NAME))
+        with suppress(OSError):  # something else lies there: it is not ours to remove
+            posix.rmdir(tier.directory)
 
 
 def _is_left(owner: Owner, mine: Owner) -> bool:

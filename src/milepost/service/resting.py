@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from milepost.clock import Clock, utc_text
@@ -51,19 +52,26 @@ def read_rest(root: str, clock: Clock, *, memory_base: str = SHARED) -> Rest:
     """
     store = LocalStore(os.path.join(root, SERVICE), clock)
     endpoint = read_endpoint(root)
-    path = _journal_path(root, endpoint)
     versions = LocalStore(endpoint.disk, clock) if endpoint.disk else store
-    # SQLite writes beside what it reads, and a service may begin at any moment: it is a copy that is read.
-    with tempfile.TemporaryDirectory(prefix="milepost-journal-") as scratch:
-        _copy(root, path, scratch)
-        with Journal(os.path.join(scratch, JOURNAL), clock) as journal:
-            entries, run_id, journal_id = journal.entries(), journal.run_id, journal.id
+    with copied_journal(root, endpoint, clock) as (path, journal):
+        entries, run_id, journal_id = journal.entries(), journal.run_id, journal.id
     owner = owner_of(run_id, store.root, path, journal_id)
     memory, disk = MemoryTier(os.path.join(memory_base, owner.directory_name)), DiskTier(versions)
     catalogue = Catalogue(entries)
     found = adopt(catalogue, memory, disk)
     catalogue.apply(begin(entries, found.memory, found.disk))
     return Rest(run_id, catalogue, memory, disk, found)
+
+
+@contextmanager
+def copied_journal(root: str, endpoint: Endpoint, clock: Clock) -> Iterator[tuple[str, Journal]]:
+    """Open the journal of a service that may not run, and say where it is. Nothing is changed there. Raises as `read_rest`."""
+    path = _journal_path(root, endpoint)
+    # SQLite writes beside what it reads, and a service may begin at any moment: it is a copy that is read.
+    with tempfile.TemporaryDirectory(prefix="milepost-journal-") as scratch:
+        _copy(root, path, scratch)
+        with Journal(os.path.join(scratch, JOURNAL), clock) as journal:
+            yield path, journal
 
 
 def at_rest(root: str, clock: Clock, *, memory_base: str = SHARED) -> Standing:

@@ -14,6 +14,8 @@ from milepost.state.leaves import Copy, LiveLeaf
 
 _FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _SMALL = {"float8_e4m3fn": 1, "float8_e5m2": 1}
+_QUIET: Any = {"over": "ignore", "invalid": "ignore"}
+"""What is too large becomes infinite, and a NaN that signals one that does not, as for torch: no warning."""
 _BLOCK = 1 << 18
 """How many elements are rounded at once: what is between lies in the cache."""
 
@@ -69,7 +71,7 @@ def _copy_numpy(dtype: str, path: str) -> Copy:
 
     def copy(value: np.ndarray[Any, Any], into: memoryview) -> None:
         if dtype != "bfloat16":
-            with np.errstate(over="ignore"):  # what is too large becomes infinite, as it does for torch
+            with np.errstate(**_QUIET):
                 np.copyto(np.ndarray(value.shape, dtype, into), value, casting="same_kind")
             return
         source = np.ascontiguousarray(value).reshape(-1)
@@ -82,7 +84,7 @@ def _copy_numpy(dtype: str, path: str) -> Copy:
 
 def _to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the bits of the nearest bfloat16 of each value."""
-    single = _to_odd(values) if values.dtype == np.float64 else values.astype(np.float32, copy=False)
+    single = _to_odd(values) if values.dtype.itemsize == 8 else values.astype(np.float32, copy=False)
     bits = single.view(np.uint32)
     up = np.right_shift(bits, np.uint32(16))
     up &= np.uint32(1)
@@ -102,7 +104,7 @@ def _to_odd(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     Rounded twice, to the nearest single and then to the nearest of something shorter, a value just beside the middle would come
     to lie in the middle, and go the other way. A single rounded to odd never lies in the middle by chance.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(**_QUIET):
         near = values.astype(np.float32)
     back = near.astype(np.float64)
     bits = near.view(np.uint32)

@@ -23,13 +23,12 @@ def tensors_of(part: Part, *, copy: bool = False) -> OrderedDict[str, Any]:
     """
     torch = _torch()
     memory = part.data if copy else writable(part.data)
-    made: dict[tuple[int, int, str], Any] = {}
+    made: dict[Entry, Any] = {}
     found: OrderedDict[str, Any] = OrderedDict()
     for name, entry in part.entries.items():
-        key = (entry.start, entry.stop, entry.dtype)
-        if key not in made or not entry.size_bytes:
-            made[key] = _tensor(torch, entry, name, part.data if memory is None else memory, copy=copy or memory is None)
-        found[name] = made[key]
+        if entry not in made or not entry.size_bytes:
+            made[entry] = _tensor(torch, part, name, part.data if memory is None else memory, copy=copy or memory is None)
+        found[name] = made[entry]
     _set_attributes(found, part)
     return found
 
@@ -58,11 +57,13 @@ def _torch() -> Any:
         raise MissingExtraError("torch", "torch") from error
 
 
-def _tensor(torch: Any, entry: Entry, name: str, memory: memoryview, *, copy: bool) -> Any:
+def _tensor(torch: Any, part: Part, name: str, memory: memoryview, *, copy: bool) -> Any:
+    entry = part.entry(name)
     dtype = getattr(torch, entry.dtype, None)
     if not isinstance(dtype, torch.dtype):
         hint = "read it as an array: weights[name]"
         raise UsageError("torch has no such dtype", kind="not-in-torch", hint=hint, name=name, dtype=entry.dtype)
+    part.check_size(name, dtype.itemsize)
     if not entry.size_bytes:
         return torch.empty(entry.shape, dtype=dtype)
     if copy or entry.start % dtype.itemsize:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ _ITEM_BYTES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 _ITEM_BYTES |= {short: np.dtype(name).itemsize for short, name in _NAMES.items() if short not in _ITEM_BYTES}
 _NOT_IN_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _MOST_AXES = 64
+_MOST_KEPT_BYTES = 4 << 20
 _WIDENED = "weights.array(name, 'float32') converts it exactly; "
 
 
@@ -90,13 +92,22 @@ class Part:
                 name=name,
                 dtype=entry.dtype,
             )
-        return _array(entry, dtype_named(entry.dtype), self.bytes_of(name))
+        dtype = dtype_named(entry.dtype)
+        self.check_size(name, dtype.itemsize)
+        return _array(entry, dtype, self.bytes_of(name))
+
+    def check_size(self, name: str, item_bytes: int) -> None:
+        """Raise `CorruptError` for an array that has not the bytes which its shape wants: only who reads it knows the dtype."""
+        entry = self.entry(name)
+        if math.prod(entry.shape) * item_bytes != entry.size_bytes:
+            raise _damaged(self.slot, "an array has other bytes than its shape", name=name, dtype=entry.dtype)
 
     def widened(self, name: str, dtype: str) -> np.ndarray[Any, Any]:
         """Return a copy of one array in another dtype; that of a bfloat16 one is exact."""
         entry = self.entry(name)
         if entry.dtype != "bfloat16":
             return self.array(name).astype(dtype)
+        self.check_size(name, 2)
         bits = _array(entry, np.dtype("<u2"), self.bytes_of(name)).astype("<u4")
         return (bits << np.uint32(16)).view("<f4").reshape(entry.shape).astype(dtype, copy=False)
 
@@ -150,19 +161,29 @@ def header_bytes(data: memoryview, slot: str) -> int:
 
 def _read(data: memoryview, slot: str) -> tuple[Notes, dict[str, Entry]]:
     base = header_bytes(data, slot)
+    header, data_bytes = bytes(data[_LENGTH_BYTES:base]), len(data) - base
+    # The next version of the same weights has the same header: to read one again takes as long as all else of a fetch.
+    return (_read_before if len(header) <= _MOST_KEPT_BYTES else _parsed)(header, data_bytes, slot)
+
+
+def _parsed(header: bytes, data_bytes: int, slot: str) -> tuple[Notes, dict[str, Entry]]:
     try:
-        said = msgspec.json.decode(data[_LENGTH_BYTES:base], type=dict[str, Any])
+        said = msgspec.json.decode(header, type=dict[str, Any])
         metadata = msgspec.convert(said.pop("__metadata__", {}), dict[str, str])
         notes = msgspec.json.decode(metadata.get(METADATA, "{}"), type=Notes)
         entries = msgspec.convert(said, dict[str, _Said])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(slot, "its header is not one of safetensors") from error
-    made = {name: _entry(name, one, notes, base, len(data), slot) for name, one in entries.items()}
+    base = _LENGTH_BYTES + len(header)
+    made = {name: _entry(name, one, notes, base, base + data_bytes, slot) for name, one in entries.items()}
     for name, kept in notes.tied.items():
         if name in made or kept not in entries:
             raise _damaged(slot, "a tied name stands for nothing", name=name)
         made[name] = made[kept]
     return notes, _in_order(made, notes)
+
+
+_read_before = lru_cache(maxsize=8)(_parsed)
 
 
 def _entry(name: str, said: _Said, notes: Notes, base: int, size_bytes: int, slot: str) -> Entry:

@@ -5,6 +5,7 @@ What is read comes from a peer, who may say anything: it is checked here, once, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -57,6 +58,20 @@ def check_name(name: str, what: str) -> str:
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise bad_message(f"a {what} is 1 to {MAX_NAME} printable characters", name=name[:MAX_NAME])
     return name
+
+
+def check_count(value: object, what: str) -> int:
+    """Return a number that a step or a time may be, as a plain one. Raises `UsageError` (kind ``bad-number``)."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not 0 <= number < _INT64:
+        hint = "pass a whole number from 0 to 2**63 - 1"
+        raise UsageError(
+            f"a {what} is a whole number, and not below 0", kind="bad-number", hint=hint, given=repr(value)[:MAX_NAME]
+        )
+    return number
 
 
 # Who, and where in the order of all.
@@ -223,7 +238,9 @@ def unpack_refused(data: bytes) -> Refused:
 
 def refused_of(error: MilepostError) -> Refused:
     """Say an error of the house as a refusal."""
-    return Refused(error.kind, error.message, error.hint, error.facts)
+    # A store does not know whose it is, and who is asked here keeps no generations.
+    hint = error.hint.replace("keep fewer generations: Keep(last=...)", "keep fewer versions: milepost serve --disk-keep")
+    return Refused(error.kind, error.message, hint, error.facts)
 
 
 def error_of(refused: Refused) -> MilepostError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from milepost.clock import Clock, utc_text
@@ -30,15 +31,30 @@ class Journal:
         self.attempt = 0
 
     def __call__(self, event: str, text: str, /, **facts: object) -> None:
+        self._tell(event, text, facts)
+
+    def note(self, event: str, text: str, /, **facts: object) -> None:
+        """Write down what comes too often to be read by people: not on the console, unless that is for a program."""
+        self._tell(event, text, facts, is_read=False)
+
+    def remark(self, text: str) -> None:
+        """Say something to people that sums up what is written down already."""
+        if not self._as_json and not self._quiet:
+            self._say(text)
+
+    def _tell(self, event: str, text: str, facts: Mapping[str, object], *, is_read: bool = True) -> None:
         head = {"message_type": f"{self._name}_event", "schema_version": SCHEMA_VERSION, "at": utc_text(self._clock.wall_ns())}
-        line = json.dumps({**head, "event": event, "attempt": self.attempt, "text": text} | facts, default=str)
+        line = json.dumps({**head, "event": event, "attempt": self.attempt, "text": text, **facts}, default=str)
         if self._as_json:
             self._console.say(line)
-        elif not self._quiet:
-            for each in text.splitlines():
-                self._console.say(f"[{self._name}] {plain(each)}")
+        elif is_read and not self._quiet:
+            self._say(text)
         if self._log >= 0:
             self._append(line)
+
+    def _say(self, text: str) -> None:
+        for each in text.splitlines():
+            self._console.say(f"[{self._name}] {plain(each)}")
 
     def _append(self, line: str) -> None:
         data = (("\n" if self._is_cut else "") + line + "\n").encode()

@@ -14,7 +14,12 @@ import torch
 
 from milepost.errors import ConflictError, NotFoundError, ServiceError, UsageError
 from milepost.service.client.client import Client
+from milepost.service.client.line import Line
+from milepost.service.core.records import Commit
+from milepost.service.transports.base import Blob
+from milepost.service.transports.folder import Folder
 from milepost.service.transports.private_map import PrivateMap
+from milepost.service.wire import unpack_sources
 from tests.service.client.running import Running, running
 
 Connect = Callable[..., Client]
@@ -275,6 +280,96 @@ def test_parts_that_several_bring_are_one_version_once_all_are_there(connected: 
         ranks[0].bring(ranks[0].begin(4, {"weights.0-of-1": 1}, key="step 4"), "weights.0-of-1", states[0])
 
 
+def test_who_finishes_a_commit_of_several_touches_nothing_that_is_visible(
+    service: Running, connected: Connect, sampler: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [connected("ranks", "trainer", incarnation="agreed-on") for _ in range(2)]
+    states = [{"a": np.arange(5.0)}, {"b": np.arange(7.0)}]
+    sizes = {f"weights.{rank}-of-2": ranks[0].size_of(state) for rank, state in enumerate(states)}
+    commits = [rank.begin(3, sizes, key="once") for rank in ranks]
+    made: list[Blob] = []
+    map_new = Folder.map_new
+    monkeypatch.setattr(Folder, "map_new", lambda self, blob, size: made.append(blob) or map_new(self, blob, size))
+    for rank, slot in enumerate(sizes):
+        ranks[rank].bring(commits[rank], slot, states[rank])
+    for rank, commit in zip(ranks, commits, strict=True):
+        rank.finish(commit)
+    assert [blob.name for blob in made] == [f"{slot}.safetensors" for slot in sizes]
+    # Nor could who was stopped for long in the middle of it, and goes on now.
+    monkeypatch.undo()
+    sources = unpack_sources(commits[0].bring.sinks) if commits[0].bring is not None else ()
+    assert ranks[0]._commits._ways.room(sources, made[0], sizes["weights.0-of-2"]) is None
+    weights = sampler.fetch()
+    assert weights is not None
+    assert weights["a"].tolist() == [*range(5)]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 2**63])
+def test_a_step_is_a_number(trainer: Client, step: Any) -> None:
+    with pytest.raises(UsageError, match="a step is a whole number") as refused:
+        trainer.commit(step, {"w": np.zeros(1)})
+    assert refused.value.kind == "bad-number"
+    assert trainer.commit(np.int64(3), {"w": np.zeros(1)}).version.step == 3
+
+
+def test_news_may_be_waited_for_without_end(trainer: Client, connected: Connect) -> None:
+    sampler = connected("sampler")
+    before = sampler.fetch()
+    thread = threading.Thread(target=lambda: trainer.commit(1, {"w": np.zeros(1)}), name="milepost-test-commit")
+    thread.start()
+    weights = sampler.fetch(float("inf"))
+    thread.join()
+    assert weights is not None
+    assert before is None or weights.at != before.at
+
+
+@pytest.mark.parametrize("method", ["Begin", "Arrived", "Finish"])
+def test_a_commit_that_is_interrupted_leaves_nothing_on_its_way(
+    trainer: Client, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    really = Line.call
+
+    def call(self: Line, name: str, request: Any, timeout_s: float) -> Any:
+        answer = really(self, name, request, timeout_s)
+        if name == method:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(Line, "call", call)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.commit(1, {"w": np.zeros(1)})
+    monkeypatch.undo()
+    # What was there whole is becoming visible: for that it is too late.
+    assert not any(each.missing for each in trainer.status().stagings if each.component == trainer.component)
+    assert trainer.commit(2, {"w": np.zeros(1)}).version.step == 2
+
+
+def test_a_client_that_the_collector_finds_in_its_own_thread_ends(service: Running) -> None:
+    keep = [service.client("found by the collector")]
+    heartbeat, calls = keep[0]._heartbeat, keep[0]._calls
+
+    def collect() -> list[Commit]:
+        keep.clear()  # the last reference, in the midst of what the heartbeat's thread does
+        return []
+
+    heartbeat.reads = collect
+    heartbeat.release(Commit(1, 1))
+    assert heartbeat._thread.wait(60)
+    assert calls.closing.is_set()
+    with pytest.raises(ServiceError, match="closed"):
+        calls.line.channel()
+
+
+def test_a_watch_alone_keeps_its_client(trainer: Client, service: Running) -> None:
+    trainer.commit(1, {"w": np.zeros(1)})
+    watch = service.client("watching alone").watch()
+    assert next(watch).at is not None
+    client = watch._client
+    assert isinstance(client, Client)
+    client.close()
+    assert [*watch] == []
+
+
 def test_several_threads_commit_and_fetch_and_no_version_is_a_mixture(connected: Connect, trainer: Client) -> None:
     sampler = connected("sampler")
     failures: list[object] = []
@@ -378,7 +473,41 @@ def test_what_cannot_be_saved_is_refused_by_its_path_before_anything_is_announce
         trainer.commit(1, {"a": np.zeros(3)}, parts={"../a": {}})
     with pytest.raises(UsageError, match="in this dtype"):
         trainer.commit(1, {"a": np.zeros(3)}, publish_dtype="int8")
-    assert trainer.component not in {each.component for each in trainer.status().stagings}
+    # What was there whole is becoming visible: for that it is too late.
+    assert not any(each.missing for each in trainer.status().stagings if each.component == trainer.component)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda client: client.commit(1, None), "bad-weights: weights are a mapping of names to tensors and arrays"),
+        (lambda client: client.commit(1, [np.zeros(3)]), "bad-weights: weights are a mapping of names to tensors and arrays"),
+        (lambda client: client.commit(-1, {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit(1.5, {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit("1", {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit(1, {}, parent="v1"), "bad-version: this is no version"),
+        (lambda client: client.commit(1, {}, key="a\nb"), "bad-name: a key is a text of 1 to 128 printable characters"),
+        (lambda client: client.fetch(want="latest"), "bad-want: this does not say which version is wanted"),
+        (lambda client: client.fetch(want="exact", at="v1"), "bad-version: this is no version"),
+        (lambda client: client.fetch(has=7), "bad-version: this is no version"),
+        (lambda client: client.rollback("v1", "why"), "bad-version: this is no version"),
+    ],
+)
+def test_what_a_call_cannot_mean_is_said_in_the_words_of_the_call(
+    trainer: Client, call: Callable[[Client], object], said: str
+) -> None:
+    before = trainer.status().live
+    with pytest.raises(UsageError) as refused:
+        call(trainer)
+    assert f"{refused.value.kind}: {refused.value.message}" == said
+    assert trainer.status().live == before
+
+
+@pytest.mark.parametrize("component", ["", "a\nb", "x" * 129, None])
+def test_a_component_has_a_name_that_can_be_shown(service: Running, component: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        service.client(component)
+    assert refused.value.kind == "bad-name"
 
 
 def test_a_closed_client_says_so(connected: Connect) -> None:

@@ -18,6 +18,7 @@ import pytest
 from milepost.clock import FakeClock, SystemClock
 from milepost.errors import ConflictError, NotFoundError, ServiceError, StoreError, UsageError
 from milepost.service.client import client as client_module
+from milepost.service.client.calls import Calls
 from milepost.service.client.client import Client, connect
 from milepost.service.client.line import Broken, Line
 from milepost.service.client.target import Tls
@@ -142,6 +143,24 @@ def test_who_watches_goes_on_with_the_next_service(service: Running, trainer: Cl
         assert (began.at, began.term) == (one.at, first.term + 1)
         two = trainer.commit(2, {"w": np.zeros(1)})
         assert next(each for each in news if each.at == two.at).reason
+
+
+def test_a_watch_that_is_closed_ends_also_while_the_service_is_away(service: Running, sampler: Client) -> None:
+    watch = sampler.watch(timeout=1e6)
+    heard = threading.Event()
+
+    def listen() -> None:
+        for _ in watch:
+            heard.set()
+
+    listening = threading.Thread(target=listen, name="milepost-test-listens")
+    listening.start()
+    assert heard.wait(60)
+    service.kill()
+    watch.close()
+    listening.join(60)
+    assert not listening.is_alive()
+    service.start()
 
 
 def test_a_service_that_has_another_token_now_is_found_again(service: Running, trainer: Client, sampler: Client) -> None:
@@ -274,18 +293,29 @@ def test_an_address_and_a_token_are_enough(service: Running, monkeypatch: pytest
         client.fetch()
 
 
-def test_an_earlier_process_hears_that_it_was_replaced_also_by_its_own_heartbeat(tmp_path: Path) -> None:
+def test_an_earlier_process_hears_that_it_was_replaced_also_by_its_own_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    supersede = Calls.supersede
+
+    def hear(self: Calls, error: ConflictError) -> None:
+        supersede(self, error)
+        told.set()
+
+    monkeypatch.setattr(Calls, "supersede", hear)
     with (
         running(tmp_path, '{"heartbeat_s": 0.05}') as service,
         service.client("trainer", "trainer") as first,
         service.client("trainer", "trainer"),
     ):
-        heartbeat = first._heartbeat._thread
-        heartbeat.join(60)
-        assert not heartbeat.is_alive()
+        assert told.wait(60)
         with pytest.raises(ConflictError) as superseded:
             first.commit(1, {"w": np.zeros(1)})
         assert superseded.value.kind == "superseded"
+        heartbeat = first._heartbeat._thread
+        first.close()
+        assert not heartbeat.is_alive()
 
 
 def test_a_child_that_was_forked_is_refused_and_gives_nothing_back(service: Running, trainer: Client) -> None:
@@ -308,9 +338,10 @@ def test_a_child_that_was_forked_is_refused_and_gives_nothing_back(service: Runn
         assert sampler.fetch() is None
 
 
-def test_a_program_that_forgets_to_close_ends(service: Running) -> None:
+def test_a_program_that_forgets_to_close_ends_and_says_goodbye(service: Running, sampler: Client) -> None:
     script = "import sys, milepost; kept = milepost.service.connect(sys.argv[1], component='forgetful', role='sampler')"
     subprocess.run([sys.executable, "-c", script, str(service.root)], check=True, timeout=120)
+    assert [each.silent_s for each in sampler.status().components if each.component == "forgetful"] == [None]
 
 
 def test_without_grpc_it_is_said_what_to_install() -> None:

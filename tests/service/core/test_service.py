@@ -6,7 +6,7 @@ import pytest
 
 from milepost.errors import CorruptError, UsageError
 from milepost.service.core.catalogue import Catalogue
-from milepost.service.core.events import Abort, Goodbye, Heartbeat, Link, NotModified, Record, Recorded, Release, Spilled
+from milepost.service.core.events import Abort, Begin, Goodbye, Heartbeat, Link, NotModified, Record, Recorded, Release, Spilled
 from milepost.service.core.records import Began, Commit, Entry, Held, Joined, Resumed, Saved
 from milepost.service.core.turns import Turn, Turns
 from tests.service.core.world import Accepted, Bring, Caller, Done, Refused, Settings, Shard, Take, Welcome, World
@@ -212,6 +212,22 @@ def test_what_does_not_fit_into_memory_is_brought_to_disk_and_is_durable_at_once
     world.bring(T1, "big", Shard("all", 11, "x"))
     world.record()
     assert world.service.catalogue.live == world.service.catalogue.durable == Commit(1, 1)
+
+
+def test_what_the_machine_has_no_memory_for_is_brought_to_disk() -> None:
+    """Others take memory, too, and a container may have less than the service was told that it may take."""
+    world = World(Settings(memory_bytes=1 << 30))
+    world.join(T1, "trainer", 1)
+
+    def tier(key: str, size: int, free: int | None) -> str:
+        answer = world.ask(lambda request: Begin(request, T1, key, 1, 1, (("all", size),), None, free))
+        assert isinstance(answer, Bring)
+        return answer.tier
+
+    assert tier("one", 1000, None) == "memory"
+    assert tier("two", 1 << 20, 1 << 20) == "disk"  # no room for what is beside it
+    assert tier("three", 1 << 20, 2 << 20) == "memory"
+    assert tier("three", 1 << 20, 0) == "memory"  # it is there already, or on its way
 
 
 def test_memory_is_never_more_than_was_given_also_while_a_reader_holds_an_old_version() -> None:

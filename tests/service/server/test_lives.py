@@ -24,6 +24,7 @@ from milepost.service.proto import service_pb2 as pb
 from milepost.service.resting import at_rest
 from milepost.service.server.serving import Server
 from milepost.service.settings import ServiceSettings
+from milepost.service.tiers.memory import MemoryTier
 from tests.service.server.conftest import SETTINGS, Hall, until
 from tests.service.server.process import Process
 from tests.service.server.speaking import CHUNK, Speaker, refusal
@@ -404,3 +405,16 @@ def test_the_trailing_refusal_is_what_the_status_says_in_short(served: Hall) -> 
         served.speaker("nobody").fetch()
     assert refusal(caught.value).kind == "not-joined"
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+
+
+def test_while_others_take_the_machines_memory_versions_are_brought_to_disk(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    hall.serve()
+    trainer = hall.trainer()
+    monkeypatch.setattr(MemoryTier, "free_bytes", lambda _: 1000)
+    trainer.commit("one", 1, {"weights": b"1" * 5000})
+    assert [list(each.tiers) for each in trainer.status().versions] == [["disk"]]
+    monkeypatch.undo()
+    trainer.commit("two", 2, {"weights": b"2" * 5000})
+    assert "memory" in trainer.status().versions[0].tiers
+    reader = hall.sampler()
+    assert reader.download(reader.fetch().take.weights) == b"2" * 5000

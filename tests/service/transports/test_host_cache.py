@@ -356,6 +356,23 @@ def test_a_cache_that_is_closed_gives_back_what_no_other_reader_maps(tmp_path: P
     assert kept.views == theirs.views == versions[0][0]
 
 
+def test_a_lock_is_let_go_once_whoever_comes_first(tmp_path: Path) -> None:
+    data, parts = version(1)
+    cache = HostCache(str(tmp_path / CACHE))
+    with served(tmp_path, data) as server:
+        kept = fetch(server.address, cache, parts)
+    (descriptor,) = cache._used
+    cache.close()
+    # Its number is somebody else's by now.
+    taken = os.open(tmp_path, os.O_RDONLY)
+    if taken != descriptor:
+        os.dup2(taken, descriptor)
+    del kept
+    os.fstat(descriptor)
+    for each in {taken, descriptor}:
+        os.close(each)
+
+
 def test_a_forked_child_that_ends_lets_go_of_nothing(tmp_path: Path) -> None:
     data, parts = version(1)
     cache = HostCache(str(tmp_path / CACHE))

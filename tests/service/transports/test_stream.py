@@ -27,6 +27,16 @@ class TestStream(TransportTests):
             )
 
 
+def test_a_channel_that_another_thread_has_closed_is_a_way_that_failed() -> None:
+    with grpc.insecure_channel("localhost:1") as channel:
+        link = StreamTransport(channel).reach(Source("grpc", ""))
+    assert link is not None
+    for move in (lambda: link.read_into(BLOB, 0, memoryview(bytearray(1))), lambda: link.write(BLOB, 0, b"x")):
+        with pytest.raises(ServiceError) as failed:
+            move()
+        assert failed.value.kind == "transport-failed"
+
+
 class Call(list[pb.Piece]):
     """Be a call that brings these pieces, whatever was asked for."""
 

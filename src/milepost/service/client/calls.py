@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from milepost.clock import Clock, draw
-from milepost.errors import ConflictError, CorruptError, MilepostError, NotFoundError, ServiceError, StoreError
+from milepost.errors import ConflictError, CorruptError, MilepostError, NotFoundError, ServiceError, StoreError, UsageError
 from milepost.service.client.line import Broken, Line, is_transient
 from milepost.service.client.until import Until
 from milepost.service.core.events import Caller
@@ -148,7 +149,15 @@ class Calls:
         self._superseded = error
 
     def check(self) -> None:
-        """Raise for a client that is closed, or whose place another has taken."""
+        """Raise for a client that is closed, whose place another has taken, or that is another process's."""
+        if os.getpid() != self.identity.pid:
+            raise UsageError(
+                "this client belongs to the process that this one was forked from",
+                kind="forked",
+                hint="connect in each process, under a name of its own",
+                component=self.identity.caller.component,
+                pid=self.identity.pid,
+            )
         if self.closing.is_set():
             raise ServiceError("this client is closed", kind="closed", hint="connect again")
         if self._superseded is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import weakref
@@ -13,7 +14,8 @@ from milepost.errors import NotFoundError, UsageError
 from milepost.service.client.calls import Calls, Identity
 from milepost.service.client.committing import Committing, Done, Underway
 from milepost.service.client.differing import Differences, check_link
-from milepost.service.client.fetching import Fetching, Want
+from milepost.service.client.fetching import Fetching
+from milepost.service.client.given import Want, check_name, check_step, check_want, check_weights, commit_of
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.line import Line
 from milepost.service.client.target import Tls, finder
@@ -29,8 +31,7 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
-from milepost.service.transports.host_cache import HostCache
-from milepost.service.wire import check_name, pack_commit
+from milepost.service.wire import pack_commit
 
 log = logging.getLogger("milepost")
 
@@ -82,6 +83,7 @@ def connect(
         raise UsageError("there is no such role", kind="bad-role", hint="a role is `trainer` or `sampler`", role=role)
     clock = clock or SystemClock()
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
+    step = None if step is None else check_step(step)
     identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
     ways = Ways(calls, transport, check_link(link_bytes_s))
@@ -115,14 +117,16 @@ class Client:
     ) -> None:
         self._calls = calls
         self._is_shared = shared
-        self._heartbeat = Heartbeat(calls)
+        self._heartbeat = Heartbeat(calls, ways.cache.close, goodbye=not shared)
         self._commits = Committing(calls, ways, differences, commit_timeout)
         self._fetches = Fetching(calls, ways, differences, self._heartbeat, fetch_timeout, limit_bytes)
         if not shared:
             self._heartbeat.reads = self._fetches.running
         self._fetch_timeout = fetch_timeout
         self._commit_timeout = commit_timeout
-        self._end = weakref.finalize(self, _end, calls, self._heartbeat, ways.cache, os.getpid(), goodbye=not shared)
+        self._dropped = weakref.finalize(self, _dropped, self._heartbeat, os.getpid())
+        self._dropped.atexit = False
+        _open.add(self)
 
     def begin_to_beat(self, timeout: float) -> None:
         """Say hello, and be there from now on."""
@@ -181,12 +185,12 @@ class Client:
         commit: said again under it, by this process or the next, it is the same one.
 
         Raises `ServiceError` (kinds ``unreachable``, which says what is certain, ``commit-timeout``, ``lost-branch``: it was
-        trained from a version that was rolled back), `ConflictError` (``superseded``, ``key-reused``), `StoreError`
-        (``not-written``), `UsageError` naming what cannot be saved. A version is visible whole or not at all.
+        trained from a version that was rolled back), `ConflictError` (``superseded``), `StoreError` (``not-written``),
+        `UsageError` naming what cannot be saved, or ``key-reused``. A version is visible whole or not at all.
         """
         dtype = check_dtype(publish_dtype)
         self._check()
-        parcels = {WEIGHTS: parcel(weights, WEIGHTS, dtype)}
+        parcels = {WEIGHTS: parcel(check_weights(weights), WEIGHTS, dtype)}
         for name, value in (parts or {}).items():
             if name == WEIGHTS:
                 raise UsageError(
@@ -194,7 +198,7 @@ class Client:
                 )
             parcels[name] = parcel(value, name)
         sizes = {slot: each.size_bytes for slot, each in parcels.items()}
-        commit = self._commits.underway(step, sizes, key or self._new_key(), _at(parent), timestamp_ns)
+        commit = self._begun(step, sizes, key or self._new_key(), parent, timestamp_ns)
         return self._commits.commit(commit, parcels, durable=durable)
 
     def size_of(self, value: object, publish_dtype: object = None) -> int:
@@ -216,7 +220,7 @@ class Client:
         version once all are there; until then nobody sees any.
         """
         self._check()
-        commit = self._commits.underway(step, sizes, key, _at(parent), timestamp_ns)
+        commit = self._begun(step, sizes, key, parent, timestamp_ns)
         self._commits.begin(commit)
         return commit
 
@@ -252,15 +256,24 @@ class Client:
         return self._commits.wait(key, until, durable=True, certain=lambda: "whether it is durable is not known")
 
     def link(self, done: Done | Commit, generation: int) -> None:
-        """Have the service know which generation of the trainer's own checkpoints holds a version."""
-        self._ask("Link", pb.LinkRequest(caller=self._calls.caller, at=pack_commit(_at(done)), generation=generation))
+        """Have the service know which generation of the trainer's own checkpoints holds a version.
+
+        Raises `NotFoundError` (kind ``unknown-version``), `ServiceError` (``unreachable``), `StoreError` (``not-written``).
+        """
+        self._ask(
+            "Link", pb.LinkRequest(caller=self._calls.caller, at=pack_commit(commit_of(done, "done")), generation=generation)
+        )
 
     def hold(self) -> None:
-        """Let no fetch be answered with weights from now on, until `resume`: this trainer is about to bring restored ones."""
+        """Let no fetch be answered with weights from now on, until `resume`: this trainer is about to bring restored ones.
+
+        It is written down when this returns, and holds through restarts of the service and of the trainer. Raises `ServiceError`
+        (``unreachable``), `UsageError` (``no-trainer``), `StoreError` (``not-written``).
+        """
         self._ask("Hold", pb.HoldRequest(caller=self._calls.caller))
 
     def resume(self) -> None:
-        """Let fetches be answered again."""
+        """Let fetches be answered again. Raises as `hold`."""
         self._ask("Resume", pb.ResumeRequest(caller=self._calls.caller))
 
     # What a sampler does.
@@ -277,18 +290,22 @@ class Client:
         """Return the newest version if it is another than this client fetched last; else None, after ``timeout`` seconds.
 
         Another, not a newer one: after a rollback it is an older one. ``want="at least"`` waits for version ``at`` or any after
-        it, ``"exact"`` for that very one. ``has`` is what the caller has, if not what was fetched last; None: nothing.
+        it, ``"exact"`` for that very one; a number as ``at`` is that of people, ``at.number``. ``parts`` are those to have, by
+        the names that the commit gave them. ``has`` is what the caller has, if not what was fetched last; None: nothing.
+        ``timeout`` is for how long news is waited for, as long as it takes with ``float("inf")``; the time that the service is
+        away comes on top, up to the client's ``fetch_timeout``.
 
         On the service's host nothing is copied. All of it is one version, and stays as it is. Raises `NotFoundError` (kinds
         ``unknown-version``, ``gone``, ``no-such-part``), `CorruptError` (``damaged-shard``) naming the part of which no whole
-        copy can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``).
+        copy can be reached, `ServiceError` (``unreachable``, ``lost-branch``, ``not-yet``, ``held``, ``fetch-timeout``,
+        ``too-large``).
         """
         self._check()
         if isinstance(parts, str):
             parts = (parts,)
-        have = self._fetches.has if has is _LAST else _at(has)
-        wanted = self._named(at, want) if isinstance(at, int) else _at(at)
-        return self._fetches.fetch(timeout, want, wanted, parts, have)
+        have = self._fetches.has if has is _LAST else commit_of(has, "has")
+        wanted = self._named(at, check_want(want)) if isinstance(at, int) else commit_of(at, "at")
+        return self._fetches.fetch(timeout, check_want(want), wanted, parts, have)
 
     def watch(self, timeout: float | None = None) -> Watch:
         """Return what yields news as it comes, the first at once. It ends when it, or this client, is closed.
@@ -296,7 +313,7 @@ class Client:
         ``timeout`` is for how long the service may be away (default: a fetch's).
         """
         self._check()
-        return Watch(self._calls, self._fetch_timeout if timeout is None else timeout)
+        return Watch(self._calls, self._fetch_timeout if timeout is None else timeout, self)
 
     # What everybody does.
 
@@ -305,7 +322,7 @@ class Client:
 
         Raises `NotFoundError` (kinds ``unknown-version``, ``gone``), `ServiceError` (``lost-branch``).
         """
-        number = to if isinstance(to, int) else _at(to).number  # type: ignore[union-attr]  # it is none of those that may be None
+        number = to if isinstance(to, int) else commit_of(to, "to").number  # type: ignore[union-attr]  # it is no None
         request = pb.RollBackRequest(caller=self._calls.caller, number=number, reason=reason, key=self._calls.clock.nonce())
         self._ask("RollBack", request, "it may have been rolled back: milepost status says which version is live")
 
@@ -315,7 +332,8 @@ class Client:
 
     def close(self) -> None:
         """Say goodbye, and leave no thread. What was fetched stays readable. A second call does nothing."""
-        self._end()
+        if os.getpid() == self._calls.identity.pid and self._dropped.detach() is not None:
+            self._heartbeat.stop()
 
     def __enter__(self) -> Client:
         return self
@@ -331,15 +349,10 @@ class Client:
         return self._calls.ask(method, request, Until(self._calls.clock, self._fetch_timeout), certain=lambda: certain)
 
     def _check(self) -> None:
-        if os.getpid() != self._calls.identity.pid:
-            raise UsageError(
-                "this client belongs to the process that this one was forked from",
-                kind="forked",
-                hint="connect in each process, under a name of its own",
-                component=self.component,
-                pid=self._calls.identity.pid,
-            )
         self._calls.check()
+
+    def _begun(self, step: int, sizes: Mapping[str, int], key: str, parent: Any, timestamp_ns: int | None) -> Underway:
+        return self._commits.underway(check_step(step), sizes, check_name(key, "key"), commit_of(parent, "parent"), timestamp_ns)
 
     def _new_key(self) -> str:
         return f"{self.incarnation[:64]}-{self._calls.clock.nonce()}"
@@ -354,15 +367,16 @@ class Client:
         return found or Commit(standing.term, number)
 
 
-def _at(named: Commit | Done | Weights | None) -> Commit | None:
-    return named if named is None or isinstance(named, Commit) else named.at
+def _dropped(heartbeat: Heartbeat, pid: int) -> None:
+    if os.getpid() == pid:  # in a child that was forked there is nothing to end
+        heartbeat.let_go()
 
 
-def _end(calls: Calls, heartbeat: Heartbeat, cache: HostCache, pid: int, *, goodbye: bool) -> None:
-    """End what belongs to a client, however that ends. In a child that was forked there is nothing to end."""
-    if os.getpid() != pid or calls.closing.is_set():
-        return
-    calls.closing.set()
-    heartbeat.stop(goodbye=goodbye and calls.joined is not None)
-    calls.line.close()
-    cache.close()
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Let the service know that this process ends, and not only find that out by its silence."""
+    for client in [*_open]:
+        client.close()

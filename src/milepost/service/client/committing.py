@@ -23,7 +23,7 @@ from milepost.service.index import Chunks, blob_of, delta_of, is_slot
 from milepost.service.packing import Parcel, fill
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.transports.base import Blob
-from milepost.service.wire import check_name, pack_commit, pack_shard, unpack_sources, unpack_weights
+from milepost.service.wire import check_count, check_name, pack_commit, pack_shard, unpack_sources, unpack_weights
 
 log = logging.getLogger("milepost")
 
@@ -76,6 +76,8 @@ class Underway:
     """What the service has answered last; None: it is to be asked, again."""
     is_alone: bool = False
     """Whether no other process brings parts of it."""
+    there: set[str] = field(default_factory=set)
+    """The parts of ``bring`` that are there by now. They may be those of a version already: nobody touches them any more."""
     announced: set[str] = field(default_factory=set)
     """The parts of which the service was told that they are there, whether it has heard of it or not."""
 
@@ -106,12 +108,13 @@ class Committing:
     ) -> Underway:
         """Return a commit that nobody has heard of yet."""
         check_name(key, "key")
+        step = check_count(step, "step")
         for slot in sizes:
             if not is_slot(slot):
                 hint = "letters, digits, `.`, `_` and `-`, beginning with a letter or digit; 128 at most"
                 raise UsageError("a part may not have this name", kind="bad-part-name", hint=hint, part=slot)
         clock = self._calls.clock
-        timestamp = commit_timestamp if commit_timestamp is not None else clock.wall_ns()
+        timestamp = clock.wall_ns() if commit_timestamp is None else check_count(commit_timestamp, "timestamp_ns")
         return Underway(key, step, timestamp, dict(sizes), parent, Until(clock, self._timeout_s))
 
     def commit(self, commit: Underway, parcels: Mapping[str, Parcel], *, durable: bool) -> Done:
@@ -130,6 +133,7 @@ class Committing:
             parent=pack_commit(commit.parent),
         )
         commit.bring = self._calls.ask("Begin", request, commit.until, certain=lambda: commit.certain)
+        commit.there.clear()
 
     def bring(self, commit: Underway, slot: str, parcel: Parcel) -> None:
         """Bring one part of a commit of which others bring the rest."""
@@ -148,8 +152,9 @@ class Committing:
                     self.begin(commit)
                 assert commit.bring is not None
                 for slot in commit.bring.slots:
-                    if slot in parcels or slot in commit.brought:
+                    if slot not in commit.there and (slot in parcels or slot in commit.brought):
                         self._bring(commit, commit.bring, slot, parcels.get(slot))
+                        commit.there.add(slot)
                 return then()
             except MilepostError as error:
                 failures += 1
@@ -225,8 +230,7 @@ class Committing:
         """Wait for a commit by its key."""
 
         def once() -> pb.Done:
-            wait_ms = min(int(until.left_s * 1000), 2**31)
-            request = pb.FinishRequest(caller=self._calls.caller, key=key, durable=durable, wait_ms=wait_ms)
+            request = pb.FinishRequest(caller=self._calls.caller, key=key, durable=durable, wait_ms=until.left_ms)
             reply: pb.Done = self._calls.once("Finish", request, until, until.left_s)
             return reply
 
@@ -252,9 +256,11 @@ class Committing:
 
     def _abort(self, commit: Underway, why: BaseException) -> None:
         """Let go of what was brought, if the service can be told at once; else it gives up by itself."""
-        if commit.bring is None or getattr(why, "kind", "") in ("superseded", "unreachable", "closed", "commit-timeout"):
+        reason = why.kind if isinstance(why, MilepostError) else type(why).__name__
+        # A Ctrl-C may strike just when the service says that it has begun.
+        may_have_begun = commit.bring is not None or not isinstance(why, Exception)
+        if not may_have_begun or reason in ("superseded", "unreachable", "closed", "commit-timeout"):
             return
-        reason = type(why).__name__ if not isinstance(why, MilepostError) else why.kind
         try:
             request = pb.AbortRequest(caller=self._calls.caller, key=commit.key, reason=reason)
             self._calls.line.call("Abort", request, 1.0)

@@ -6,11 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 from milepost.errors import NotFoundError, ServiceError
 from milepost.service.client.calls import Calls
 from milepost.service.client.differing import Differences
+from milepost.service.client.given import Want
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.leases import Leases
 from milepost.service.client.until import Until
@@ -27,8 +27,6 @@ log = logging.getLogger("milepost")
 _ASK_AGAIN = frozenset({"no-such-blob", "transport-failed", "unreachable"})
 _WAIT_ON = frozenset({"not-yet", "held"})
 _PAUSE_S = 0.1
-
-Want: TypeAlias = Literal["newest", "exact", "at least"]
 
 
 class Fetching:
@@ -89,7 +87,7 @@ class Fetching:
                 has=pack_commit(has),
                 want=want,
                 at=pack_commit(at),
-                wait_ms=min(int(news.left_s * 1000), 2**31),
+                wait_ms=news.left_ms,
             )
             reply: pb.FetchReply = self._calls.once("Fetch", request, patience, news.left_s)
             return reply

@@ -23,16 +23,20 @@ _LAST_WORDS_S = 2.0
 
 
 class Heartbeat:
-    """Be the thread. It knows the calls, and not the client: one that is dropped is freed, and ends it."""
+    """Be the thread. It knows the calls, and not the client: one that is dropped is freed, and ends it.
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    ``goodbye``: whether the service is told of the end. ``last``: what is done then, when no call is under way here any more.
+    """
+
+    def __init__(self, calls: Calls, last: Callable[[], object], *, goodbye: bool = True) -> None:
+        self._calls, self._last, self._goodbye = calls, last, goodbye
         # A queue and no event: the garbage collector may strike anywhere, and what it frees is given back by putting it here.
         self._inbox: SimpleQueue[Commit | None] = SimpleQueue()
         self._unsaid: dict[Commit, None] = {}
         self.reads: Callable[[], Iterable[Commit]] | None = None
         """What tells which versions this component reads; None where other processes are it, too."""
-        self._thread = Member(self._serve, "milepost-heartbeat")
+        self._has_ended = False
+        self._thread = Member(self._run, "milepost-heartbeat")
 
     def start(self) -> None:
         """Begin."""
@@ -42,17 +46,38 @@ class Heartbeat:
         """Have the service know that a version is read no more. May be called from a destructor, in any thread."""
         self._inbox.put(at)
 
-    def stop(self, *, goodbye: bool) -> None:
-        """End, and with ``goodbye`` let the service know. The thread is gone when this returns."""
+    def let_go(self) -> None:
+        """Have it end by itself. Takes no lock, waits for nothing: the garbage collector says it, in any thread, also in this."""
         self._inbox.put(None)
-        self._thread.wait_out()
-        if goodbye:
+
+    def stop(self) -> None:
+        """End, whatever strikes meanwhile. The thread is gone when this returns."""
+        self._calls.closing.set()
+        self.let_go()
+        try:
+            self._thread.wait_out()
+        finally:
+            self._end()  # of one that was never begun, or has failed
+
+    def _run(self) -> None:
+        self._serve()
+        self._end()
+
+    def _end(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._calls.closing.set()
+        if self._goodbye and self._calls.joined is not None:
             try:
                 self._calls.line.call("Goodbye", pb.GoodbyeRequest(caller=self._calls.caller), _LAST_WORDS_S)
             except (Broken, MilepostError) as error:
                 log.debug("could not say goodbye: cause=%s", error)  # it is found out by the silence
+        self._calls.line.close()
+        self._last()
 
     def _serve(self) -> None:
+        """Beat until let go; once another process has taken the place of this one, only wait for that."""
         clock = self._calls.clock
         next_ns = clock.monotonic_ns()
         while True:
@@ -65,6 +90,8 @@ class Heartbeat:
                 self._unsaid[said] = None
             except Empty:
                 if not self._beat():
+                    while self._inbox.get() is not None:
+                        pass
                     return
                 next_ns = clock.monotonic_ns() + every_ns
             self._give_back()
@@ -116,6 +143,9 @@ class Heartbeat:
 
     def _give_back(self) -> None:
         for at in [*self._unsaid]:
+            if self.reads is not None and at in self.reads():
+                del self._unsaid[at]  # it was fetched again meanwhile
+                continue
             try:
                 request = pb.ReleaseRequest(caller=self._calls.caller, at=pack_commit(at))
                 self._calls.line.call("Release", request, _BEAT_S)

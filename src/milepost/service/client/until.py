@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from milepost.clock import Clock
 
+_MOST_S = 1e6
+"""What is said of more, or of ever: a deadline that every system knows how to keep, and a number that a message has room for."""
+
 
 class Until:
     """Be a time to be done by. ``None``: there is none."""
@@ -21,7 +24,12 @@ class Until:
     @property
     def left_s(self) -> float:
         """Return how long there is left; 0 where it is over."""
-        return float("inf") if self._timeout_s is None else max(0.0, self._timeout_s - self.passed_s)
+        return _MOST_S if self._timeout_s is None else max(0.0, min(_MOST_S, self._timeout_s - self.passed_s))
+
+    @property
+    def left_ms(self) -> int:
+        """Return the same in whole milliseconds."""
+        return int(self.left_s * 1000)
 
     @property
     def is_over(self) -> bool:

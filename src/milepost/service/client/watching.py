@@ -42,8 +42,9 @@ class Watch(Iterator[News]):
     Raises `ServiceError` (kind ``unreachable``) once the service was away for longer than ``timeout_s``.
     """
 
-    def __init__(self, calls: Calls, timeout_s: float) -> None:
+    def __init__(self, calls: Calls, timeout_s: float, client: object = None) -> None:
         self._calls = calls
+        self._client = client  # it ends when nobody refers to it, and this with it
         self._timeout_s = timeout_s
         self._call: Any = None
         self._replies: Iterator[Any] = iter(())
@@ -53,14 +54,14 @@ class Watch(Iterator[News]):
 
     def __next__(self) -> News:
         while True:
-            if self._closed or self._calls.closing.is_set():
+            if self._is_over():
                 raise StopIteration
             try:
                 message = self._calls.keep_trying(self._next, Until(self._calls.clock, self._timeout_s))
             except _QuietError:
                 continue
             except Exception:
-                if self._closed or self._calls.closing.is_set():
+                if self._is_over():
                     raise StopIteration from None
                 raise
             news = _news(message)
@@ -68,12 +69,19 @@ class Watch(Iterator[News]):
                 self._last = news
                 return news
 
+    def _is_over(self) -> bool:
+        return self._closed or self._calls.closing.is_set()
+
     def _next(self) -> pb.News:
         self._calls.check()
+        if self._is_over():
+            raise _QuietError
         if self._call is None:
             self._call = self._calls.line.stream("Watch", pb.WatchRequest(caller=self._calls.caller), _QUIET_S)
             self._replies = answers(self._call)
             self._is_answered = False
+            if self._is_over():  # just now, by who found no call to end
+                self._call.cancel()
         try:
             message: pb.News = next(self._replies)
             self._is_answered = True
@@ -95,7 +103,7 @@ class Watch(Iterator[News]):
         self._closed = True
         call = self._call
         if call is not None:
-            call.cancel()
+            call.cancel()  # whoever listens finds out then, and asks for no more
 
     def __enter__(self) -> Watch:
         return self

@@ -62,6 +62,8 @@ class Begin:
     """Each slot, and how many bytes it will have."""
     parent: Commit | None = None
     """What it was trained from; None: what this trainer brought last, or went on from."""
+    free_bytes: int | None = None
+    """How much the machine's memory has left just now, whatever the service may take of it; None: nobody has looked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Components:
         if itself:
             self.hear(caller)
         if trainer and self._desk.catalogue.current[caller.component].role != "trainer":
-            hint = "say hello as a trainer"
+            hint = "connect with the role of a trainer, under another name than a sampler's"
             self._desk.refuse(request, "no-trainer", "only a trainer brings weights", hint, **_facts(caller))
             return False
         return True

@@ -49,6 +49,9 @@ from milepost.service.core.settings import Settings
 from milepost.service.core.shelving import Shelves
 from milepost.service.core.turns import Turn
 
+_RECORDS_BYTES = 64 << 10
+"""What the record of a version takes beside its parts, and more."""
+
 
 def begin(entries: Iterable[Entry], memory: Collection[Commit], disk: Collection[Commit]) -> Began:
     """Return the entry with which a service begins that found these entries, and the bytes of these versions, whole.
@@ -162,8 +165,11 @@ class Service:
     def _from_trainer(self, event: Begin | Arrived | Finish | Link | Hold | Resume) -> None:
         match event:
             case Begin():
-                taken = self.memory_bytes + sum(size for _, size in event.sizes)
-                self._commits.begin(event, "memory" if taken <= self._desk.settings.memory_bytes else "disk")
+                size = sum(size for _, size in event.sizes)
+                fits = self.memory_bytes + size <= self._desk.settings.memory_bytes
+                # Others take memory, too; and of a container it may have less than it was told that it may take.
+                is_there = event.free_bytes is None or size + size // 1000 + _RECORDS_BYTES <= event.free_bytes
+                self._commits.begin(event, "memory" if fits and is_there else "disk")
             case Arrived():
                 self._commits.arrived(event)
             case Finish():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, TypeVar, get_args
 
 import grpc
 import grpc.aio
 
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, StoreError
 from milepost.service import wire
 from milepost.service.core.events import (
     Abort,
@@ -172,8 +172,9 @@ class Calls(CheckpointsServicer):
             hint = "finish or abort those that are under way"
             raise Refusal(Refused("too-many", "too many commits are under way", hint, {"under_way": under_way}))
         parent = wire.unpack_commit(request.parent)
+        free = self._free_bytes()
         bring = await self._ask(
-            Bring, lambda name: Begin(name, caller, key, request.step, request.commit_timestamp, sizes, parent)
+            Bring, lambda name: Begin(name, caller, key, request.step, request.commit_timestamp, sizes, parent, free)
         )
         place = place_of(caller.component, key, request.step)
         await self._shell.cleared(place)
@@ -185,6 +186,11 @@ class Calls(CheckpointsServicer):
             sinks=map(wire.pack_source, self._ways.sinks(bring.tier)),
             service_keeps_base=0 if base is None else base.number,
         )
+
+    def _free_bytes(self) -> int | None:
+        with suppress(StoreError):  # its directory was taken away: that is told elsewhere
+            return self._shell.storage.memory.free_bytes()
+        return None
 
     @call
     async def Upload(self, pieces: AsyncIterator[pb.Piece], context: Context) -> pb.Accepted:

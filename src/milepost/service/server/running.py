@@ -19,10 +19,10 @@ from milepost.clock import Clock
 from milepost.errors import MilepostError, StoreError
 from milepost.service.adopting import JOURNAL, Opened
 from milepost.service.core.catalogue import Catalogue
-from milepost.service.core.records import Entry
 from milepost.service.core.service import Service
 from milepost.service.endpoint import SERVICE, Endpoint, namespace, this_process, write_endpoint
 from milepost.service.server.calls import Calls
+from milepost.service.server.happening import Happening
 from milepost.service.server.listening import bind, endpoint_before, literal, make_server, port_of
 from milepost.service.server.offering import offers_of
 from milepost.service.server.places import Places
@@ -69,12 +69,12 @@ async def run(
     clock: Clock,
     ending: Ending,
     ready: Callable[[Endpoint, str | None, Catalogue], None],
-    heard: Callable[[Entry], None],
+    heard: Callable[[Happening], None],
 ) -> None:
     """Serve until ``ending`` says otherwise; then answer whoever waits, and raise what made it end, if something did.
 
     ``ready`` is called when clients can come, with where they find it and what they have to know; ``heard`` with each entry that
-    was written down.
+    was written down, and with what else happens.
     """
     storage, places = Storage.of(opened), Places()
     limits = settings.core(opened.memory.free_bytes() + opened.memory.used_bytes())
@@ -106,7 +106,7 @@ async def run(
         try:
             await shell.work(lambda: write_endpoint(opened.store, endpoint))
             ready(endpoint, token, core.catalogue)
-            await _live(shell, ending)
+            await _live(shell, ending, limits.lease_ns)
         finally:
             await _end(shell, server)
         await _part(shell, endpoint)
@@ -143,7 +143,7 @@ def _know(core: Service, storage: Storage, places: Places) -> None:
             places.keep(weights, storage.index(weights, tiers).chunks)
 
 
-async def _live(shell: Shell, ending: Ending) -> None:
+async def _live(shell: Shell, ending: Ending, lease_ns: int) -> None:
     ticks, directory = 0, shell.storage.memory.directory
     made = _identity(directory)
     while not await ending.wait(TICK_S):
@@ -151,6 +151,7 @@ async def _live(shell: Shell, ending: Ending) -> None:
             ending.set(memory_gone(directory))
             return
         shell.tick()
+        shell.look_around(lease_ns)
         ticks += 1
         # Neither is waited for: a disk that hangs is no reason for time to stand still.
         if ticks % SWEEP_TICKS == 0:

@@ -12,10 +12,11 @@ from contextlib import suppress
 
 from milepost.clock import Clock, SystemClock
 from milepost.errors import StoreError
-from milepost.service.adopting import Opened, open_service
+from milepost.service.adopting import Found, Opened, open_service
 from milepost.service.core.catalogue import Catalogue
-from milepost.service.core.records import Entry, Weights
+from milepost.service.core.records import Commit, Weights
 from milepost.service.endpoint import SERVICE, Endpoint
+from milepost.service.server.happening import Happening
 from milepost.service.server.listening import endpoint_before
 from milepost.service.server.running import Ending, run
 from milepost.service.settings import ServiceSettings
@@ -23,7 +24,7 @@ from milepost.service.transports.host import SHARED
 from milepost.store.local import LocalStore
 from milepost.threads import Member
 
-Heard = Callable[[Entry], None]
+Heard = Callable[[Happening], None]
 
 
 def serve(
@@ -39,7 +40,8 @@ def serve(
 ) -> None:
     """Serve the run below ``root`` until SIGTERM or SIGINT; then answer whoever waits, and return. For the main thread.
 
-    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is written down.
+    ``ready`` is called when clients can come; ``heard``, in a thread of the service, with each entry once it is written
+    down, and with what else happens.
     ``run_id`` names a run that is new; ``restored`` goes back to the newest snapshot of a damaged journal. Versions in memory
     stay there for the next service. Raises `ConflictError` (kinds ``held``, where another service has the root, and ``fenced``,
     where one has taken it), and what `open_service` raises.
@@ -67,6 +69,14 @@ class Server:
     live: Weights | None
     """What was live when it began."""
     durable: Weights | None
+    found: Found
+    """Which versions it found, and where."""
+    was_live: Commit | None
+    """What was live for the service before it."""
+    restored_from: str
+    """Which snapshot its journal was restored from; empty: it was not."""
+    reaped: tuple[str, ...]
+    """Directories in memory that were given back, of services that will not come back."""
 
     def __init__(
         self,
@@ -152,6 +162,8 @@ class Server:
                 journal_directory=directory,
                 disk=LocalStore(disk, self._clock) if disk else None,
             ) as opened:
+                self.found, self.was_live = opened.found, opened.was_live
+                self.restored_from, self.reaped = opened.restored, opened.reaped
                 asyncio.run(self._main(opened))
         except StoreError as error:
             if error.kind != "memory-gone":

@@ -17,11 +17,13 @@ from milepost.service.core.events import (
     Action,
     Answer,
     Begin,
+    Caller,
     Cancel,
     Discard,
     Erase,
     Erased,
     Event,
+    Goodbye,
     Record,
     Recorded,
     Refused,
@@ -36,6 +38,7 @@ from milepost.service.core.records import Commit, Committed, Entry, Tier
 from milepost.service.core.service import Service
 from milepost.service.deltas.offering import Offers
 from milepost.service.index import Index, place_of_weights
+from milepost.service.server.happening import Attendance, Failed, Happening, Left, Mended
 from milepost.service.server.places import Incoming, Places
 from milepost.service.server.refusing import Refusal
 from milepost.service.server.shelf import Shelf
@@ -51,7 +54,8 @@ ENDING = Refused("ending", "the service is ending", "connect again: whoever star
 class Shell:
     """Be what is around the core: who waits for an answer, what is being done, and the threads that do it.
 
-    ``fatal`` is called, once, with what makes it impossible to go on; ``heard`` with each entry that was written down.
+    ``fatal`` is called, once, with what makes it impossible to go on; ``heard`` with each entry that was written down, and
+    with what else happens.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Shell:
         offers: Offers,
         clock: Clock,
         fatal: Callable[[BaseException], None],
-        heard: Callable[[Entry], None] = lambda _: None,
+        heard: Callable[[Happening], None] = lambda _: None,
     ) -> None:
         self.core = core
         self.storage = storage
@@ -76,6 +80,7 @@ class Shell:
         self.clock = clock
         self._fatal = fatal
         self._heard = heard
+        self._attendance = Attendance()
         self._numbers = itertools.count(1)
         self._open: dict[Request, tuple[asyncio.Future[Answer], Event]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,12 +110,18 @@ class Shell:
 
     def tell(self, event: Event) -> None:
         """Let the core know of something, and do what it wants done."""
+        leaving = event.caller if isinstance(event, Goodbye) and self._is_here(event.caller) else None
         try:
             for action in self.core.handle(event, self.clock.monotonic_ns()):
                 self._do(action)
         except BaseException as error:  # what it has decided halfway nobody knows, whoever the call is that meets it
             self._fail(error)
             raise
+        if leaving is not None:
+            self._heard(Left(leaving.component))
+
+    def _is_here(self, caller: Caller) -> bool:
+        return self.core.refusal(caller) is None and self.core.heard_ns(caller) is not None
 
     async def ask(self, make: Callable[[Request], Event], *, wait_s: float = 0) -> Answer:
         """Return what the core answers. Raises `Refusal`. Who is cancelled has asked nothing.
@@ -145,6 +156,12 @@ class Shell:
         retries, self._retries = self._retries, []
         for action in retries:
             self._start(self._erase(action))
+
+    def look_around(self, lease_ns: int) -> None:
+        """Say who has fallen silent, who is there again, and that time has passed."""
+        for each in self._attendance.look(self.core, self.clock.monotonic_ns(), lease_ns):
+            self._heard(each)
+        self._heard(Tick())
 
     # What it wants done.
 
@@ -280,12 +297,15 @@ class Shell:
         try:
             await asyncio.get_running_loop().run_in_executor(pool or self._workers, work)
         except MilepostError as error:
-            self.failures[what] = f"{what}: {error}"
+            if what not in self.failures:
+                self._heard(Failed(what, error))
+            self.failures[what] = f"{what}: {_why(error)}"
             self.counts[f"failed.{what}"] += 1
             if what == "journal" and (isinstance(error, ConflictError) or self.storage.journal.is_in_doubt):
                 raise  # nobody is told that it was not done: whoever comes next knows what there is
             return f"{error.message} ({error.kind})"
-        self.failures.pop(what, None)
+        if self.failures.pop(what, None) is not None:
+            self._heard(Mended(what))
         return ""
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -326,6 +346,12 @@ class Shell:
         """Give the threads up. What they still do is waited for."""
         self._journal.shutdown()
         self._workers.shutdown()
+
+
+def _why(error: MilepostError) -> str:
+    """Return what went wrong, and with what, in a line. The hints of a store are for who saves generations there."""
+    path = error.facts.get("path") or error.facts.get("name")
+    return f"{error.message} ({error.kind})" + (f": {path}" if path else "")
 
 
 def _internal(error: BaseException) -> InternalError:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from milepost.encode.digest import Buffer
-from milepost.errors import ConflictError, NotFoundError
+from milepost.errors import ConflictError, NotFoundError, StoreError
 from milepost.service.index import INDEX_NAME, Chunks, Index, blob_of
 from milepost.service.tiers.names import checked, checked_range, is_plain
 from milepost.service.transports.base import Blob
@@ -175,8 +175,10 @@ class MemoryTier:
                 if size_bytes and not self._posix.preallocate(descriptor, size_bytes):
                     self._posix.truncate(descriptor, size_bytes)
                 write_all(self._posix, descriptor, as_bytes(data))
-        except BaseException:
+        except BaseException as error:
             discard(self._posix, path)
+            if isinstance(error, StoreError) and error.kind == "disk-full":
+                error.hint = "the machine's shared memory is used up (df /dev/shm): free some, or give the container more"
             raise
 
     @contextmanager

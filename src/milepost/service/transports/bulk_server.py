@@ -125,7 +125,7 @@ class BulkServer:
             raise ServiceError(
                 f"cannot listen for bulk transfers: {error.strerror or error}",
                 kind="cannot-listen",
-                hint="another service may have the port: milepost status; port 0 takes any",
+                hint="HOST has to be an address of this machine; port 0 takes any that nobody else has",
                 host=self._host,
                 port=self._port,
             ) from error

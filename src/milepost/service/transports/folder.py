@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from milepost.encode.digest import Buffer
 from milepost.errors import StoreError
+from milepost.service.index import INDEX_NAME
 from milepost.service.tiers.names import is_plain as is_plain_name
 from milepost.service.transports.base import Blob
 from milepost.service.transports.failures import no_such_blob
@@ -72,10 +73,14 @@ class Folder:
     def map_new(self, blob: Blob, size_bytes: int) -> memoryview:
         """Return new memory for a blob; one of this name, of a try before, loses its name and stays what it is for who maps it.
 
-        Raises `StoreError` (kind ``disk-full``) where there is no room: memory that is only promised would kill who writes to it.
+        Raises `StoreError` (kind ``disk-full``) where there is no room: memory that is only promised would kill who writes to it;
+        and where a version is whole already.
         """
         path = self._made(blob)
         with failures_of("create", path):
+            if os.path.exists(os.path.join(os.path.dirname(path), INDEX_NAME)):
+                # Who was stopped for long, and goes on now: others have it mapped by its name, and do not look at its bytes.
+                raise FileExistsError(errno.EEXIST, "a version is whole there", path)
             with suppress(FileNotFoundError):
                 os.unlink(path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -62,6 +62,7 @@ class HostCache:
         self._clock, self._wait = clock or SystemClock(), wait or threading.Event().wait
         self._pid = os.getpid()
         self._shares_alone = shares_alone
+        self._beginning = threading.Lock()
         self._present: int | None = None
         self._used: set[int] = set()
         """For each blob that is mapped here the descriptor that keeps its lock."""
@@ -89,21 +90,23 @@ class HostCache:
         """
         if os.getpid() != self._pid:
             return  # a forked child has the locks in common with its parent, who needs them
-        present, self._present = self._present, None
+        with self._beginning:
+            present, self._present = self._present, None
         if present is not None:
             os.close(present)
-        for descriptor in list(self._used):
-            with suppress(OSError):  # its mapping has ended meanwhile
-                files.unshare(descriptor)
+        while (descriptor := _taken(self._used)) is not None:
+            files.unshare(descriptor)
+            os.close(descriptor)
         with suppress(OSError):
             for each in files.entries(self.directory):
                 files.evict(self.directory, each.key)
 
     def _is_alone(self) -> bool:
         """Say whether no other reader of this host is there."""
-        if self._present is None:
-            self._present = files.open_here(os.path.join(self.directory, files.READERS))
-        return files.is_alone(self._present)
+        with self._beginning:
+            if self._present is None:
+                self._present = files.open_here(os.path.join(self.directory, files.READERS))
+            return files.is_alone(self._present)
 
     def _landing(self, chunks: Chunks) -> SharedLanding:
         key = files.key_of(chunks)
@@ -199,8 +202,16 @@ def _directory_of(host: str) -> str:
 
 
 def _let_go(used: set[int], data: int) -> None:
-    used.discard(data)
-    os.close(data)
+    # Once: by the time of a second one the number may be that of another file.
+    with suppress(KeyError):
+        used.remove(data)
+        os.close(data)
+
+
+def _taken(used: set[int]) -> int | None:
+    with suppress(KeyError):
+        return used.pop()
+    return None
 
 
 class SharedLanding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -79,7 +79,7 @@ class StreamLink(Link):
 
     def read_into(self, blob: Blob, start: int, into: memoryview) -> None:
         view = into.cast("B")
-        self._call = call = self._transport.download(blob, start, len(view))
+        self._call = call = self._began(lambda: self._transport.download(blob, start, len(view)))
         come = 0
         try:
             for piece in call:
@@ -99,9 +99,15 @@ class StreamLink(Link):
 
     def write(self, blob: Blob, start: int, data: Buffer) -> None:
         try:
-            self._transport.upload(blob, start, memoryview(data).cast("B"))
+            self._began(lambda: self._transport.upload(blob, start, memoryview(data).cast("B")))
         except grpc.RpcError as error:
             raise _failure(error) from error
+
+    def _began(self, begin: Callable[[], Any]) -> Any:
+        try:
+            return begin()
+        except ValueError as error:  # the channel was closed by another thread, which found the service elsewhere
+            raise failed("the connection is closed", NAME, "", error) from error
 
     def interrupt(self) -> None:
         if self._call is not None:
