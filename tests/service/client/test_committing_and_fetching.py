@@ -482,9 +482,9 @@ def test_what_cannot_be_saved_is_refused_by_its_path_before_anything_is_announce
     [
         (lambda client: client.commit(1, None), "bad-weights: weights are a mapping of names to tensors and arrays"),
         (lambda client: client.commit(1, [np.zeros(3)]), "bad-weights: weights are a mapping of names to tensors and arrays"),
-        (lambda client: client.commit(-1, {}), "bad-step: a step is a whole number, 0 or more"),
-        (lambda client: client.commit(1.5, {}), "bad-step: a step is a whole number, 0 or more"),
-        (lambda client: client.commit("1", {}), "bad-step: a step is a whole number, 0 or more"),
+        (lambda client: client.commit(-1, {}), "bad-number: a step is a whole number, and not below 0"),
+        (lambda client: client.commit(1.5, {}), "bad-number: a step is a whole number, and not below 0"),
+        (lambda client: client.commit("1", {}), "bad-number: a step is a whole number, and not below 0"),
         (lambda client: client.commit(1, {}, parent="v1"), "bad-version: this is no version"),
         (lambda client: client.commit(1, {}, key="a\nb"), "bad-name: a key is a text of 1 to 128 printable characters"),
         (lambda client: client.fetch(want="latest"), "bad-want: this does not say which version is wanted"),

@@ -15,7 +15,7 @@ from milepost.service.client.calls import Calls, Identity
 from milepost.service.client.committing import Committing, Done, Underway
 from milepost.service.client.differing import Differences, check_link
 from milepost.service.client.fetching import Fetching
-from milepost.service.client.given import Want, check_name, check_step, check_want, check_weights, commit_of
+from milepost.service.client.given import Want, check_name, check_want, check_weights, commit_of
 from milepost.service.client.heartbeat import Heartbeat
 from milepost.service.client.line import Line
 from milepost.service.client.target import Tls, finder
@@ -31,7 +31,7 @@ from milepost.service.rounding import check_dtype
 from milepost.service.standing import Standing
 from milepost.service.standing_wire import standing_of
 from milepost.service.transports.host import host_id
-from milepost.service.wire import pack_commit
+from milepost.service.wire import check_count, pack_commit
 
 log = logging.getLogger("milepost")
 
@@ -83,7 +83,7 @@ def connect(
         raise UsageError("there is no such role", kind="bad-role", hint="a role is `trainer` or `sampler`", role=role)
     clock = clock or SystemClock()
     caller = Caller(check_name(component, "component"), check_name(incarnation or clock.nonce(), "incarnation"))
-    step = None if step is None else check_step(step)
+    step = None if step is None else check_count(step, "step")
     identity = Identity(caller, role, epoch, step, run_id, host_id(), os.uname().nodename, os.getpid())
     calls = Calls(Line(finder(target, token, tls, os.environ)), identity, clock)
     ways = Ways(calls, transport, check_link(link_bytes_s))
@@ -352,7 +352,7 @@ class Client:
         self._calls.check()
 
     def _begun(self, step: int, sizes: Mapping[str, int], key: str, parent: Any, timestamp_ns: int | None) -> Underway:
-        return self._commits.underway(check_step(step), sizes, check_name(key, "key"), commit_of(parent, "parent"), timestamp_ns)
+        return self._commits.underway(step, sizes, check_name(key, "key"), commit_of(parent, "parent"), timestamp_ns)
 
     def _new_key(self) -> str:
         return f"{self.incarnation[:64]}-{self._calls.clock.nonce()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -23,17 +22,6 @@ def check_name(name: Any, what: str) -> str:
         message = f"a {what} is a text of 1 to {MAX_NAME} printable characters"
         raise UsageError(message, kind="bad-name", hint="like trainer, or sampler-3", **{what: str(name)[:MAX_NAME]})
     return name
-
-
-def check_step(step: Any) -> int:
-    """Return a step. Raises `UsageError` (kind ``bad-step``)."""
-    try:
-        number = operator.index(step)
-    except TypeError as error:
-        raise _bad_step(step) from error
-    if not 0 <= number < 2**63:
-        raise _bad_step(step)
-    return number
 
 
 def check_weights(weights: object) -> Mapping[Any, Any]:
@@ -61,7 +49,3 @@ def commit_of(named: Commit | Done | Weights | None, what: str) -> Commit | None
         return at
     hint = f"{what} is what a commit or a fetch returned, or its .at"
     raise UsageError("this is no version", kind="bad-version", hint=hint, **{what: at})
-
-
-def _bad_step(step: object) -> UsageError:
-    return UsageError("a step is a whole number, 0 or more", kind="bad-step", hint="give the trainer's step", step=step)
