@@ -13,8 +13,9 @@ from safetensors.numpy import load
 
 from milepost.service import connect, wire
 from milepost.service.proto import service_pb2 as pb
+from milepost.service.server import shelf
 from milepost.service.server.serving import Server
-from milepost.service.transports import bulk_frames, bulk_server
+from milepost.service.transports import bulk_frames
 from tests.cli.serving import forget
 from tests.service.protocol.foreign import Foreign, RefusedError, is_whole, safetensors, shard_of
 
@@ -195,7 +196,7 @@ def test_the_page_tells_the_bounds_that_hold() -> None:
     assert bound("slots of a version") == wire.MAX_SLOTS
     assert bound("a chunk") == wire.MAX_CHUNK_BYTES
     assert bound("a piece of a stream") == wire.MAX_PIECE_BYTES
-    assert bound("connections to the bulk port") == bulk_server.Limits().connections
+    assert bound("connections to the bulk port") == shelf._CONNECTIONS
     assert f"of a PUT at most {bulk_frames.MOST_PUT_BYTES >> 20} MiB" in PAGE
     assert f"at most {bulk_frames.MOST_NAME_BYTES}" in PAGE
     assert f"at most {bulk_frames.MOST_TOKEN_BYTES}" in PAGE
