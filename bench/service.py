@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bench.apart_orbax import PYTHON
 from bench.floors import Touched
 from bench.goals import MEMCPY_BARE, RAW_TCP
 from bench.measure import Contender, Outcome, Setting, interleave, timed
-from bench.raw_tcp import receive
+from bench.raw_tcp import CONNECTIONS, receive
 from bench.service_server import Child, Service
 from bench.states import Workload, arrays
 from milepost.service.client import Client
@@ -46,7 +47,7 @@ _NOTES = (
     "fetch: of a version in memory, until an array of it is there; checked on its way, and where memory is shared when it came",
     "tensors: until all are there as torch tensors",
     "files: the version on disk, mapped; this machine's page cache has it",
-    "the bare socket and gRPC unary check nothing",
+    "the bare sockets, as many as milepost's bulk port has here, and gRPC unary check nothing",
     "torch.save + fsync is durable when it returns; a commit of milepost's then has durable metadata, and bytes in memory",
 )
 
@@ -73,7 +74,6 @@ def _peers(setting: Setting, workload: Workload, ray: Child | None, suffix: str 
     with ExitStack() as stack:
         service = stack.enter_context(Service(place / "run", "--memory", "8G"))
         trainers = {way: stack.enter_context(service.client(f"trainer-{way}", way)) for way in ("shm", "bulk", "grpc")}
-        readers = {way: stack.enter_context(service.client(f"reader-{way}", way)) for way in WAYS}
         socket_floor = stack.enter_context(_raw_tcp(workload))
         unary = stack.enter_context(_unary(workload))
         touched = Touched(workload.views)
@@ -81,7 +81,7 @@ def _peers(setting: Setting, workload: Workload, ray: Child | None, suffix: str 
             Contender(MEMCPY_BARE + suffix, "floor", lambda: dict.fromkeys(("commit", "fetch"), timed(touched.copy))),
             Contender(RAW_TCP + suffix, "floor", lambda: {"fetch": timed(socket_floor)}),
             *(
-                Contender(f"milepost, {way}{suffix}", "milepost", lambda way=way: _sample(workload, trainers, readers[way], way))
+                Contender(f"milepost, {way}{suffix}", "milepost", lambda way=way: _sample(workload, service, trainers, way))
                 for way in WAYS
             ),
             Contender(TORCH + suffix, "peer", lambda: _torch(workload, place / "weights.pt")),
@@ -90,7 +90,7 @@ def _peers(setting: Setting, workload: Workload, ray: Child | None, suffix: str 
         ]
 
 
-def _sample(workload: Workload, trainers: Mapping[str, Client], reader: Client, way: str) -> Mapping[str, float]:
+def _sample(workload: Workload, service: Service, trainers: Mapping[str, Client], way: str) -> Mapping[str, float]:
     workload.change()
     trainer = trainers.get(way, trainers["shm"])
     step = time.monotonic_ns() // 10**6
@@ -100,8 +100,11 @@ def _sample(workload: Workload, trainers: Mapping[str, Client], reader: Client, 
     trainer.wait_durable(done)
     figures["durable"] = time.perf_counter() - started
     os.sync()
-    started = time.perf_counter()
-    with reader.fetch(timeout=60, has=None) or _nothing() as weights:
+    # One reader at a time: several of one host would share what comes over the network, which is measured by itself.
+    with service.client("reader", way) as reader:
+        started = time.perf_counter()
+        weights = reader.fetch(timeout=60)
+        assert weights is not None
         weights[next(iter(workload.tensors))]
         figures["fetch"] = time.perf_counter() - started
         tensors = weights.tensors()
@@ -117,10 +120,6 @@ def _live(trainer: Client) -> Any:
     return None if live is None else live.at
 
 
-def _nothing() -> Any:
-    raise RuntimeError("there is no version")
-
-
 def _check(workload: Workload, tensors: Mapping[str, torch.Tensor]) -> None:
     for name in (next(iter(workload.tensors)), next(reversed(workload.tensors))):
         if not torch.equal(tensors[name], workload.tensors[name]):
@@ -134,17 +133,16 @@ def _raw_tcp(workload: Workload) -> Iterator[Callable[[], None]]:
         for view in workload.views:
             file.write(view)
         file.flush()
-        with (
-            Child("-m", "bench.raw_tcp", file.name) as child,
-            socket.create_connection(("127.0.0.1", int(child.greeting))) as connection,
-        ):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with ExitStack() as stack:
+            port = int(stack.enter_context(Child("-m", "bench.raw_tcp", file.name)).greeting)
+            pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
+            connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(CONNECTIONS)]
 
             def fetch() -> None:
                 with mmap.mmap(-1, workload.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as room:
                     room.madvise(mmap.MADV_HUGEPAGE)
                     with memoryview(room) as view:
-                        receive(connection, view)
+                        receive(connections, pool, view)
 
             yield fetch
 

@@ -26,9 +26,9 @@ class Service:
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
 
     def client(self, component: str, transport: str = "auto") -> Client:
-        """Return a client that moves bytes by this way alone. A trainer is called ``trainer``."""
+        """Return a client that moves all bytes, and by this way alone. One that trains is called ``trainer...``."""
         role = "trainer" if component.startswith("trainer") else "sampler"
-        return connect(self.root, component=component, role=role, transport=transport)
+        return connect(self.root, component=component, role=role, transport=transport, incremental=False)
 
     def __enter__(self) -> Self:
         return self

@@ -458,6 +458,17 @@ def test_to_hold_and_to_resume_may_be_said_again_and_only_by_a_trainer(world: Wo
     assert refused(world.hold(S1)) == "no-trainer"
 
 
+def test_of_two_that_hold_each_ends_its_own(world: World) -> None:
+    world.commit(T1, "one", 1)
+    other = Caller("other", "o1")
+    world.join(other, "trainer", 1)
+    for say in (world.hold, world.resume):
+        for caller in (T1, other):
+            say(caller)
+            world.settle_down()
+            assert refused(world.fetch(S1)) == "held" if (say, caller) != (world.resume, other) else taken(world.fetch(S1))
+
+
 def test_a_hold_that_cannot_be_written_down_is_refused_and_holds_nobody(world: World) -> None:
     world.commit(T1, "one", 1)
     world.hold(T1)

@@ -119,6 +119,7 @@ def test_a_trainer_is_superseded_while_its_bytes_are_looked_at_and_leaves_nothin
     arrives = later(trainer, "Arrived", arrived_request(trainer.caller, "k", "weights", DATA))
     looking.wait()
     second = served.trainer("2", 2)
+    until(lambda: second.status().memory_bytes == 0 and not served.places_in_memory)
     looking.open()
     assert kind_of(arrives) == "superseded"
     until(lambda: second.status().memory_bytes == 0 and not served.places_in_memory)
