@@ -125,6 +125,11 @@ class Journal:
             self._last = last
             self._take_over_log()
 
+    def check_fence(self) -> None:
+        """Raise `ConflictError` (kind ``fenced``) if another service has written since."""
+        with self._used(), self._failures("read"):
+            self._check_fence()
+
     def copy(self) -> bytes:
         """Return the whole journal as the bytes of a file, for a snapshot."""
         with self._used(), self._failures("copy"):

@@ -29,12 +29,12 @@ class Running:
 
     def __init__(self, root: Path, memory: str, settings: str) -> None:
         self.root = root
-        self._memory = memory
+        self.memory = memory
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-c", _SCRIPT, str(self.root), self._memory, self._settings]
+        command = [sys.executable, "-c", _SCRIPT, str(self.root), self.memory, self._settings]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"

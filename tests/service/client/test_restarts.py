@@ -377,6 +377,16 @@ def test_what_is_missing_is_named(service: Running, trainer: Client, sampler: Cl
     assert "wieght" not in weights
 
 
+def test_bytes_that_somebody_has_removed_are_what_is_said_to_be_missing_and_not_time(service: Running, trainer: Client) -> None:
+    trainer.commit(1, {"weight": np.zeros(1)}, durable=True)
+    shutil.rmtree(service.root / "service" / "versions")
+    for part in Path(service.memory).rglob("weights.safetensors"):
+        part.unlink()
+    with service.client("sampler", fetch_timeout=2) as sampler, pytest.raises(NotFoundError) as caught:
+        sampler.fetch()
+    assert caught.value.kind == "no-such-blob"
+
+
 def test_a_watch_that_hears_nothing_for_long_asks_anew(
     service: Running, trainer: Client, sampler: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from milepost.service.endpoint import ENDPOINT, TOKEN, read_endpoint, read_token
 from milepost.service.index import Chunks
 from milepost.service.proto import service_pb2 as pb
 from milepost.service.resting import at_rest
+from milepost.service.server import running
 from milepost.service.server.serving import Server
 from milepost.service.settings import ServiceSettings
 from milepost.service.tiers.memory import MemoryTier
@@ -223,12 +225,36 @@ def test_a_server_whose_root_another_has_taken_says_no_more_and_ends(hall: Hall)
     other.execute("UPDATE last SET number = number + 1")
     other.close()
     trainer.waits = False
-    with pytest.raises(grpc.RpcError):
+    said = (hall.root / "service" / ENDPOINT).read_bytes()
+    with pytest.raises(grpc.RpcError) as broken:
         trainer.commit("k2", 2, {"weights": DATA})
+    # The next service is to be asked: it may take the commit, or have it already.
+    assert broken.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert wire.REFUSED not in dict(broken.value.trailing_metadata() or ())
     hall.server.wait()
     with pytest.raises(ConflictError) as caught:
         server.__exit__(None, None, None)
     assert (caught.value.kind, caught.value.exit_code) == ("fenced", 11)
+    assert (hall.root / "service" / ENDPOINT).read_bytes() == said  # which is the other's to write
+
+
+@pytest.mark.parametrize("is_asked_to_end", [False, True])
+def test_a_server_whose_root_another_has_taken_finds_out_by_itself(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, is_asked_to_end: bool
+) -> None:
+    monkeypatch.setattr(running, "FENCE_TICKS", 10**9 if is_asked_to_end else 1)
+    server = hall.life()
+    server.__enter__()
+    said = (hall.root / "service" / ENDPOINT).read_bytes()
+    with closing(sqlite3.connect(hall.root / "service" / "journal.sqlite3", isolation_level=None)) as other:
+        other.execute("UPDATE last SET number = number + 1")
+    if is_asked_to_end:
+        hall.server.end()
+    hall.server.wait()
+    with pytest.raises(ConflictError) as caught:
+        server.__exit__(None, None, None)
+    assert caught.value.kind == "fenced"
+    assert (hall.root / "service" / ENDPOINT).read_bytes() == said
 
 
 def test_what_memory_has_no_room_for_goes_to_disk_and_older_versions_leave(hall: Hall) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from milepost.errors import NotFoundError, ServiceError
+from milepost.errors import MilepostError, NotFoundError, ServiceError
 from milepost.service.client.calls import Calls
 from milepost.service.client.differing import Differences
 from milepost.service.client.given import Want
@@ -26,7 +26,8 @@ log = logging.getLogger("milepost")
 
 _ASK_AGAIN = frozenset({"no-such-blob", "transport-failed", "unreachable"})
 _WAIT_ON = frozenset({"not-yet", "held"})
-_PAUSE_S = 0.1
+_OUT_OF_TIME = frozenset({"unreachable", "fetch-timeout"})
+_PAUSE_S, _LAST_S = 0.1, 1.0
 
 
 class Fetching:
@@ -62,7 +63,9 @@ class Fetching:
         """
         # The wait is the caller's; the time that the service is away comes on top of it.
         news, patience = Until(self._calls.clock, wait_s), Until(self._calls.clock, wait_s + self._timeout_s)
+        why: MilepostError | None = None
         while True:
+            is_last = patience.left_s < _LAST_S
             try:
                 take = self._ask(news, patience, want, at, has)
                 if take is not None:
@@ -73,8 +76,11 @@ class Fetching:
                 # The service lets nobody wait for longer than it is set to.
                 if error.kind in _WAIT_ON and not news.is_over:
                     continue
+                if why is not None and is_last and error.kind in _OUT_OF_TIME:
+                    raise why from error  # that there was no time left for one more try is not what is wrong
                 if error.kind not in _ASK_AGAIN or patience.is_over:
                     raise
+                why = error
                 log.info("a version is asked for again: cause=%s", error.message)
                 self._calls.closing.wait(min(_PAUSE_S, patience.left_s))
 

@@ -45,7 +45,7 @@ from milepost.service.server.offering import offer
 from milepost.service.server.pieces import receive, send
 from milepost.service.server.refusing import Refusal, refuse
 from milepost.service.server.reporting import Report, news
-from milepost.service.server.shell import Shell
+from milepost.service.server.shell import IN_DOUBT, Shell
 from milepost.service.server.ways import Ways
 from milepost.service.settings import ServiceSettings
 
@@ -100,6 +100,8 @@ class Calls(CheckpointsServicer):
         finally:
             self._open -= not is_short
         self.count(refused)
+        if refused is IN_DOUBT:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, IN_DOUBT.message)
         await refuse(context, refused)
 
     def count(self, refused: Refused) -> None:

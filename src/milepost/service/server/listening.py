@@ -12,6 +12,7 @@ from milepost.errors import CorruptError, NotFoundError, StoreError, UsageError
 from milepost.service.endpoint import ENDPOINT, Endpoint, decode_endpoint
 from milepost.service.proto.service_pb2_grpc import add_CheckpointsServicer_to_server
 from milepost.service.server.calls import Calls
+from milepost.service.server.descriptors import most_connections
 from milepost.service.server.refusing import TokenCheck
 from milepost.service.settings import ServiceSettings
 from milepost.store.base import Store
@@ -31,6 +32,8 @@ def make_server(calls: Calls, token: str | None, settings: ServiceSettings) -> g
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.max_send_message_length", settings.max_message_bytes),
             ("grpc.max_metadata_size", 16 << 10),
+            ("grpc.max_allowed_incoming_connections", most_connections()),
+            ("grpc.server_handshake_timeout_ms", _KEEPALIVE_MS),  # for who connects and says nothing
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),  # of a host that has gone without a word the calls end
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
             ("grpc.http2.min_ping_interval_without_data_ms", 1_000),

@@ -16,7 +16,7 @@ from dataclasses import replace
 import grpc.aio
 
 from milepost.clock import Clock
-from milepost.errors import MilepostError, StoreError
+from milepost.errors import ConflictError, MilepostError, StoreError
 from milepost.service.adopting import JOURNAL, Opened
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.service import Service
@@ -37,6 +37,7 @@ from milepost.service.transports.host import host_id
 from milepost.store.process import host_name
 
 TICK_S = 0.25
+FENCE_TICKS = 20
 SWEEP_TICKS = 240
 SNAPSHOT_TICKS = 3600
 GRACE_S = 5.0
@@ -51,9 +52,8 @@ class Ending:
         self._event = asyncio.Event()
 
     def set(self, error: BaseException | None = None) -> None:
-        """Let it end. The first reason counts."""
-        if not self._event.is_set():
-            self.error = error
+        """Let it end. The first error counts, also one that comes while it ends."""
+        self.error = self.error or error
         self._event.set()
 
     async def wait(self, timeout_s: float) -> bool:
@@ -109,7 +109,9 @@ async def run(
             await _live(shell, ending, limits.lease_ns)
         finally:
             await _end(shell, server)
-        await _part(shell, endpoint)
+        await shell.check_fence()
+        if not isinstance(ending.error, ConflictError):  # else the root is another's, and so is what clients find there
+            await _part(shell, endpoint)
     if ending.error is not None:
         raise ending.error
 
@@ -153,7 +155,9 @@ async def _live(shell: Shell, ending: Ending, lease_ns: int) -> None:
         shell.tick()
         shell.look_around(lease_ns)
         ticks += 1
-        # Neither is waited for: a disk that hangs is no reason for time to stand still.
+        if ticks % FENCE_TICKS == 0:
+            shell.begin("fence", shell.check_fence)
+        # None of these is waited for: a disk that hangs is no reason for time to stand still.
         if ticks % SWEEP_TICKS == 0:
             shell.begin("sweep", shell.sweep)
         if ticks % SNAPSHOT_TICKS == 1:  # the first soon: a service that never lives long keeps one, too

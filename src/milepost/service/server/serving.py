@@ -16,6 +16,7 @@ from milepost.service.adopting import Found, Opened, open_service
 from milepost.service.core.catalogue import Catalogue
 from milepost.service.core.records import Commit, Weights
 from milepost.service.endpoint import SERVICE, Endpoint
+from milepost.service.server.descriptors import raise_limit
 from milepost.service.server.happening import Happening
 from milepost.service.server.listening import endpoint_before
 from milepost.service.server.running import Ending, run
@@ -46,6 +47,7 @@ def serve(
     stay there for the next service. Raises `ConflictError` (kinds ``held``, where another service has the root, and ``fenced``,
     where one has taken it), and what `open_service` raises.
     """
+    raise_limit()
     with Server(root, settings, run_id=run_id, heard=heard, restored=restored, memory_base=memory_base, clock=clock) as server:
         # Nothing else is done in a handler: a lock that the main thread holds just now would never be given up.
         before = {number: signal.signal(number, lambda *_: server.end()) for number in (signal.SIGTERM, signal.SIGINT)}

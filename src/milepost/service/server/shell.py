@@ -48,6 +48,8 @@ from milepost.service.snapshots import Snapshot
 
 T = TypeVar("T")
 WORKERS = 8
+IN_DOUBT = Refused("in-doubt", "the service ends, and cannot say what was done", "ask the next one: make the call again")
+"""What whoever waits is told where the journal has failed for good, or is another's; not as a refusal: that would be certain."""
 ENDING = Refused("ending", "the service is ending", "connect again: whoever starts it next has all that was acknowledged")
 
 
@@ -91,11 +93,16 @@ class Shell:
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="milepost-journal")
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="milepost-service")
         self._is_ending = False
+        self._is_silent = False
 
     @property
     def waiting(self) -> int:
         """Return how many calls wait for an answer of the core."""
         return len(self._open)
+
+    @property
+    def _last_word(self) -> Refused:
+        return IN_DOUBT if self._is_silent else ENDING
 
     @contextmanager
     def counted(self, what: str) -> Iterator[None]:
@@ -129,7 +136,7 @@ class Shell:
         ``wait_s``: how long the answer may take; the core is told that time has passed when it has.
         """
         if self._is_ending:
-            raise Refusal(ENDING)
+            raise Refusal(self._last_word)
         request = str(next(self._numbers))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -202,6 +209,8 @@ class Shell:
     async def _record(self, record: Record) -> None:
         indexes = [self._index_of(entry) for entry in record.entries if isinstance(entry, Committed)]
         failure = await self._try("journal", lambda: self._write_down(indexes, record.entries), self._journal)
+        if self._is_silent:
+            return  # nothing may be said of it: it may be written down, or another service may take it
         self.tell(Recorded(record.ticket, failure))
         if not failure:
             self.counts.update(f"entries.{type(entry).__name__}" for entry in record.entries)
@@ -273,6 +282,10 @@ class Shell:
     async def _erase_stray(self, place: str) -> None:
         await self._try("erase", lambda: self.storage.memory.erase(place))
 
+    async def check_fence(self) -> None:
+        """End if another service has taken this root: nobody is to hear of the pointers as they were before."""
+        await self._try("fence", self.storage.journal.check_fence, self._journal)
+
     async def snapshot(self) -> None:
         """Keep a copy of the journal in the root."""
         taken: list[Snapshot] = []
@@ -301,8 +314,9 @@ class Shell:
                 self._heard(Failed(what, error))
             self.failures[what] = f"{what}: {_why(error)}"
             self.counts[f"failed.{what}"] += 1
-            if what == "journal" and (isinstance(error, ConflictError) or self.storage.journal.is_in_doubt):
-                raise  # nobody is told that it was not done: whoever comes next knows what there is
+            if pool is self._journal and (isinstance(error, ConflictError) or self.storage.journal.is_in_doubt):
+                self._is_silent = True
+                self._fatal(error)
             return f"{error.message} ({error.kind})"
         if self.failures.pop(what, None) is not None:
             self._heard(Mended(what))
@@ -340,7 +354,7 @@ class Shell:
             await asyncio.wait([*self._tasks])
         for future, _ in self._open.values():
             if not future.done():
-                future.set_result(ENDING)
+                future.set_result(self._last_word)
 
     def close(self) -> None:
         """Give the threads up. What they still do is waited for."""
