@@ -54,7 +54,8 @@ def test_a_version_is_mapped_by_who_is_here_and_by_nobody_else(
     ):
         trainer.commit(1, weights)
         if not is_here:
-            monkeypatch.setenv(HOST, elsewhere)
+            # A host of this test's own: readers of one share what any of them has fetched.
+            monkeypatch.setenv(HOST, f"{elsewhere}-{tmp_path}")
         with connect(tmp_path / "run", component="sampler", role="sampler") as sampler:
             got = sampler.fetch()
             assert got is not None
