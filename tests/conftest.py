@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -49,6 +50,17 @@ def pytest_collection_finish() -> None:
 
 def _is_one_of_several_workers() -> bool:
     return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def pytest_runtest_teardown() -> None:
+    """Forget what Python still takes for an exception that is being handled.
+
+    One that a tracer raises on the line of an ``except`` is never let go of, and would be the context of all that later tests
+    of this process raise.
+    """
+    forget = ctypes.pythonapi.PyErr_SetHandledException
+    forget.argtypes, forget.restype = [ctypes.c_void_p], None
+    forget(None)
 
 
 @pytest.fixture(autouse=True)

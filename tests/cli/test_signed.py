@@ -37,6 +37,7 @@ def root(tmp_path: Path) -> Path:
 def test_every_verb_on_a_run_takes_a_key() -> None:
     commands = {name: main.get_command(Context(main), name) for name in main.list_commands(Context(main))}
     verbs = [name for name, command in commands.items() if "root" in {each.name for each in command.params}]
+    verbs = [name for name in verbs if name not in ("serve", "unload")]  # what belongs to a service bears no signature
     assert {"ls", "show", "verify", "rollback", "reset", "drop", "sign", "pin", "unpin"} <= set(verbs)
     for name in verbs:
         assert "--key-file" in call(name, "--help").output, name

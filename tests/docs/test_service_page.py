@@ -87,7 +87,10 @@ def test_the_bounds_of_the_protocol_are_those_of_the_code() -> None:
     settings, page = ServiceSettings(), (ROOT / "docs" / "service-protocol.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", page.partition("## Bounds")[2], re.MULTILINE))
     numbers = {name: int(found[1].replace(",", "")) for name, value in rows.items() if (found := re.match(r"([\d,]+)", value))}
+    from milepost.service.server import descriptors
+
     assert numbers == {
+        "connections for control": descriptors._RESERVED,
         "a message": settings.max_message_bytes >> 20,
         "names of components, incarnations and keys": wire.MAX_NAME,
         "slots of a version": wire.MAX_SLOTS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 from select import select
@@ -30,9 +30,10 @@ def nothing_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iter
     below, named = tmp_path_factory.getbasetemp().resolve(), os.environ.get(HOST)
     # What readers of other tests on this machine fetch at the same time is not to be found by these, nor the other way round.
     os.environ[HOST] = f"the tests of {os.getpid()}"
+    before = {*processes_below(below)}  # of other modules: a server of forks stays for the next that needs it
     try:
         yield
-        still = lasting(below)
+        still = lasting(below, before)
         held = give_back(below)
         shutil.rmtree(HostCache().directory, ignore_errors=True)
     finally:
@@ -43,10 +44,10 @@ def nothing_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iter
     assert not held, f"the tests left services running, whose memory this is: {held}"
 
 
-def lasting(below: Path) -> list[str]:
+def lasting(below: Path, before: Set[int] = frozenset()) -> list[str]:
     """Return the processes that do not end within half a minute: one that was just killed may still be about to."""
     for _ in range(_LOOKS):
-        found = processes_below(below)
+        found = [command for process, command in processes_below(below).items() if process not in before]
         if not found:
             break
         select([], [], [], _LOOK_S)
@@ -69,13 +70,13 @@ def give_back(below: Path) -> list[str]:
     return held
 
 
-def processes_below(directory: Path) -> list[str]:
-    """Return the commands of all other processes that name a path below a directory, or are there."""
-    found = []
+def processes_below(directory: Path) -> dict[int, str]:
+    """Return all other processes that name a path below a directory, or are there, with their commands."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is not ours to look at
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             is_there = Path(os.readlink(process / "cwd")).is_relative_to(directory)
             if process.name != str(os.getpid()) and (is_there or f"{directory}/" in command):
-                found.append(command)
+                found[int(process.name)] = command
     return found

@@ -33,8 +33,8 @@ def test_a_process_is_found_by_what_it_was_given_and_by_where_it_is(tmp_path: Pa
         with subprocess.Popen([*waits, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=where) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            (found,) = processes_below(tmp_path)
+            (found,) = processes_below(tmp_path).values()
             assert found.startswith(sys.executable)
-            assert processes_below(tmp_path / "another") == []
+            assert processes_below(tmp_path / "another") == {}
             process.communicate()
-    assert processes_below(tmp_path) == []
+    assert processes_below(tmp_path) == {}

@@ -17,6 +17,7 @@ from milepost.supervise.attempt import Attempt, Order
 from milepost.supervise.group import adopting, process
 from milepost.supervise.printing import Console
 from milepost.supervise.starting import start
+from milepost.testing.faults import run_in_child
 from tests.supervise.attempts import Told, is_alive, is_there, order_of, over, started, until
 
 
@@ -143,6 +144,11 @@ def is_open(descriptor: int) -> bool:
 
 
 def test_a_start_that_finds_no_descriptor_free_takes_none_away() -> None:
+    # In a process in which no thread of another test's library opens files meanwhile.
+    assert run_in_child(check_that_a_start_without_descriptors_takes_none_away) == 0
+
+
+def check_that_a_start_without_descriptors_takes_none_away() -> None:
     free, before = [each for each in range(1000) if not is_open(each)], resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[2] + 1, before[1]))
     try:
@@ -230,6 +236,10 @@ def test_nothing_else_is_touched(tmp_path: Path) -> None:
 
 
 def test_a_command_that_cannot_be_started_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    assert run_in_child(lambda: check_that_what_cannot_be_started_leaves_nothing(tmp_path)) == 0
+
+
+def check_that_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a program")
     descriptors = os.listdir("/proc/self/fd")
     for command, error in (("no-such-program", FileNotFoundError), (str(tmp_path / "text"), PermissionError)):
