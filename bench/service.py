@@ -105,6 +105,7 @@ def _sample(workload: Workload, service: Service, trainers: Mapping[str, Client]
     os.sync()
     # One reader at a time: several of one host would share what comes over the network, which is measured by itself.
     with service.client("reader", way) as reader:
+        reader.status()  # the connection is there, and calls have been made over it
         started = time.perf_counter()
         weights = reader.fetch(timeout=60)
         assert weights is not None
