@@ -101,7 +101,7 @@ def last_word(root: str, endpoint: Endpoint) -> str:
     """Return when a service has last written anything down, for people; empty if nobody knows."""
     times, journal = [], _journal_path(root, endpoint)
     for path in (os.path.join(root, SERVICE, ENDPOINT), journal, f"{journal}-wal"):
-        with suppress(OSError):
+        with suppress(OSError):  # what is not there says nothing
             times.append(os.stat(path).st_mtime_ns)
     return utc_text(max(times)) if times else ""
 

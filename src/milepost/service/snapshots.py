@@ -76,7 +76,7 @@ def _is_whole(data: bytes, path: str, clock: Clock) -> bool:
         return False
     finally:
         for end in ("", "-wal", "-shm"):
-            with suppress(StoreError):
+            with suppress(StoreError):  # it lies beside the others, and counts for nothing
                 store.delete(trial + end)
 
 

@@ -148,7 +148,7 @@ class BulkServer:
         with self._changing:
             members = list(self._open.values())
             for connected, _ in members:
-                with suppress(OSError):
+                with suppress(OSError):  # it has ended by itself
                     connected.shutdown(socket.SHUT_RDWR)
         for _, member in members:
             member.wait_out()

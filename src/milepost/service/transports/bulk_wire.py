@@ -72,7 +72,7 @@ class Wire:
 
     def interrupt(self) -> None:
         """End whatever waits in this socket, in any thread. Never raises."""
-        with suppress(OSError):
+        with suppress(OSError):  # the other side has gone already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class HostCache:
         while (descriptor := _taken(self._used)) is not None:
             files.unshare(descriptor)
             os.close(descriptor)
-        with suppress(OSError):
+        with suppress(OSError):  # another reader, or the next one, clears up
             for each in files.entries(self.directory):
                 files.evict(self.directory, each.key)
 
