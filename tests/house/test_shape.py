@@ -38,6 +38,7 @@ NOT_OURS = {
     ".pytest_cache",
     ".hypothesis",
     ".import_linter_cache",
+    "demo-run",  # what the demos have left, with the paths of whoever ran them
 }
 
 
